@@ -1,0 +1,104 @@
+"""The inference engine contract: token ids in, token ids and their log-probabilities out.
+
+The proxy calls `generate` for every model call of every rollout, concurrently, on one event loop; a learner calls
+`update_weights` between (or during) them. Invariant: `logprobs[i]` is the log-probability, in nats, under which
+`token_ids[i]` was really drawn (temperature applied), and generation ends at the first stop id, which is included.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from renderers.base import Renderer
+
+TokenIds = npt.NDArray[np.int32]
+Logprobs = npt.NDArray[np.float32]
+
+
+class SamplingParams(BaseModel):
+    """How tokens are drawn. The policy's values override whatever the harness asks for."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: float = Field(default=1.0, ge=0.0)
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: int = Field(default=0, ge=0)
+    """0 keeps every token."""
+    max_tokens: int = Field(default=1024, ge=1)
+    """Bound on the sampled tokens of one call."""
+    seed: int | None = None
+    """Seed of this one call; None draws a fresh one."""
+
+    @property
+    def trainable(self) -> bool:
+        """Whether the returned log-probabilities are those of the full softmax at `temperature`."""
+        return self.temperature > 0.0 and self.top_p == 1.0 and self.top_k == 0
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    """Sampled tokens `start` (inclusive) to `end` (exclusive) came from policy `version`."""
+
+    version: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Generation:
+    """What one call sampled."""
+
+    token_ids: TokenIds
+    """Shape [n], the stop id included when `finish_reason` is "stop"."""
+    logprobs: Logprobs
+    """Shape [n], nats."""
+    finish_reason: Literal["stop", "length", "abort"]
+    policy_versions: tuple[VersionSpan, ...]
+    """Contiguous, covering [0, n)."""
+
+
+@runtime_checkable
+class Engine(Protocol):
+    """What answers model calls. Implementations are shared by all rollouts and safe to call concurrently."""
+
+    @property
+    def renderer(self) -> Renderer:
+        """The model family's renderer; its stop ids end every generation."""
+
+    @property
+    def context_length(self) -> int:
+        """Largest number of prompt plus sampled tokens of one call."""
+
+    @property
+    def policy_version(self) -> int:
+        """Counts weight updates, from 0."""
+
+    async def generate(self, prompt_token_ids: Sequence[int] | TokenIds, sampling: SamplingParams) -> Generation:
+        """Sample one turn. Cancelling the task aborts the sequence and frees its memory.
+
+        Raises:
+            EngineError: the engine cannot answer; the rollout ends as `engine_error`.
+        """
+
+    def update_weights(self, apply: Callable[[], None]) -> int:
+        """Run `apply` while no token is being sampled, count `policy_version` up and return it.
+
+        Running sequences go on under the new version; cached prefixes of the old one are never used again.
+        Blocking, and called from the learner's thread.
+        """
+
+    async def pause(self) -> None:
+        """Stop decoding at the next step boundary; running sequences keep their state."""
+
+    async def resume(self) -> None:
+        """Go on after `pause`."""
+
+    async def close(self) -> None:
+        """Release threads, memory and connections. Idempotent."""

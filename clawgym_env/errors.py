@@ -1,0 +1,70 @@
+"""The error of every boundary a rollout crosses.
+
+One type per boundary, so that blame has an address: the runner turns each into a `StopReason`
+(see `clawgym_env.rollout`) and nothing else has to guess who failed. Messages say what was expected,
+what was found and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class ClawGymError(Exception):
+    """Root of every error this project raises on purpose."""
+
+
+class TaskError(ClawGymError):
+    """A task folder or task value is malformed; the message names the file."""
+
+
+class SandboxError(ClawGymError):
+    """The sandbox could not be opened, or died while it was needed."""
+
+
+class HarnessError(ClawGymError):
+    """The harness could not be started."""
+
+
+class HarnessNotInstalled(HarnessError):
+    """The harness is not in the install cache; the message holds the command that installs it."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Expected harness {name!r} to be installed. Run: clawgym install {name}")
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[HarnessNotInstalled], tuple[str]]:
+        return type(self), (self.name,)
+
+
+class ProxyError(ClawGymError):
+    """A request could not be understood by the dialect it was sent in (a 4xx for the harness)."""
+
+
+class ContextOverflow(ClawGymError):
+    """A prompt does not fit the policy's window; each dialect has its own words for it."""
+
+    def __init__(self, prompt_tokens: int, context_length: int) -> None:
+        super().__init__(f"Expected a prompt of fewer than {context_length} tokens, got {prompt_tokens}.")
+        self.prompt_tokens = prompt_tokens
+        self.context_length = context_length
+
+    def __reduce__(self) -> tuple[type[ContextOverflow], tuple[int, int]]:
+        return type(self), (self.prompt_tokens, self.context_length)
+
+
+class EngineError(ClawGymError):
+    """The inference engine failed to answer."""
+
+
+class PolicyNotBuilt(EngineError):
+    """A policy that is built on this machine is not in the cache yet; the message holds the command."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"Expected policy {name!r} to be built. Run: clawgym policy build {name}")
+        self.name = name
+
+    def __reduce__(self) -> tuple[type[PolicyNotBuilt], tuple[str]]:
+        return type(self), (self.name,)
+
+
+class GraderError(ClawGymError):
+    """The grader gave no usable score. Never silently a reward of 0."""

@@ -1,0 +1,55 @@
+"""The grader contract: from a finished workspace to one score in [0, 1].
+
+Runs after the harness has ended, on a copy of the workspace in a fresh sandbox. A grader that cannot score raises
+`GraderError`; it never returns 0 for want of an answer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
+
+from clawgym_env.errors import GraderError
+from clawgym_env.sandbox.base import Sandbox
+
+if TYPE_CHECKING:
+    from clawgym_env.tasks.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A score and what it is made of."""
+
+    reward: float
+    """In [0, 1]."""
+    components: Mapping[str, float] = field(default_factory=dict)
+    output: str = ""
+    """What the grader printed (bounded), so that a reward of 0 can be debugged."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.reward) and 0.0 <= self.reward <= 1.0):
+            raise GraderError(f"Expected a reward in [0, 1], got {self.reward}. Mend the task's checker.")
+
+
+@runtime_checkable
+class Grader(Protocol):
+    """Scores one workspace."""
+
+    async def grade(self, task: Task, sandbox: Sandbox, response: str) -> Grade:
+        """Score the workspace found in `sandbox.spec.workdir`.
+
+        Args:
+            sandbox: a fresh sandbox holding a copy of the workspace and nothing of the task's hidden files;
+                the grader brings those in itself. It has no route to the proxy.
+            response: the harness's visible answer.
+
+        Raises:
+            GraderError: no usable score.
+        """
+
+
+GraderLike: TypeAlias = Grader | Callable[["Task", Path], float]
+"""A grader, or a plain function of the task and a host copy of the workspace."""

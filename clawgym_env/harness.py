@@ -1,0 +1,88 @@
+"""The harness adapter contract: how one agent product is installed, started headless and pointed at the proxy.
+
+An adapter knows everything about its product (command line, configuration files, markers on the wire) and nothing
+about tokens, trees or rewards. The runner gives it an open sandbox and a `HarnessContext`; it comes back when the
+product has come to its own end. Time limits belong to the runner.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from clawgym_env.messages import ChatRequest, Dialect, Message
+from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.trace.calls import CallKind
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessContext:
+    """What the harness is told for one rollout."""
+
+    instruction: str
+    base_url: str
+    """`http://127.0.0.1:PORT/r/KEY`, without `/v1`: reachable from inside the sandbox only."""
+    api_key: str
+    """A dummy; the key in the URL is what counts."""
+    model: str
+    workdir: str
+    context_length: int
+    """Tokens of the policy's window, prompt and reply together."""
+    max_tokens: int
+    """Tokens of one reply."""
+    wall_clock_s: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class HarnessExit:
+    """How the harness ended. Exit codes are recorded, never trusted."""
+
+    exit_code: int
+    stdout: bytes
+    stderr: bytes
+    response: str
+    """The answer the harness shows its user; empty when it shows none."""
+    timed_out: bool = False
+
+
+class HarnessAdapter(ABC):
+    """Base of every adapter. Subclasses set the class fields and implement `run`."""
+
+    name: ClassVar[str]
+    """As in `clawgym install NAME`."""
+    version: ClassVar[str]
+    dialect: ClassVar[Dialect]
+    supports_mcp: ClassVar[bool] = False
+    memory_mb: ClassVar[int] = 2048
+    """What the product needs at least; the sandbox gets the larger of this and the task's own limit."""
+
+    def install(self, cache: Path) -> None:  # noqa: B027 (an adapter with nothing to install is fine)
+        """Put the product into `cache` (may take minutes). Idempotent."""
+
+    def mounts(self, cache: Path) -> tuple[Mount, ...]:
+        """Return what of `cache` the sandbox must show.
+
+        Raises:
+            HarnessNotInstalled: with the command to run.
+        """
+        return ()
+
+    @abstractmethod
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
+        """Run the product on one instruction until it ends by itself."""
+
+    def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
+        """Say what kind of call this is, or None to leave it to the generic rules of `trace.classify`."""
+        return None
+
+    def transient_suffix(self, messages: Sequence[Message]) -> int:
+        """Return how many trailing messages of this request the next request will not contain."""
+        return 0
+
+    def rewrite(self, request: ChatRequest) -> ChatRequest:
+        """Remove per-request nonces and clock stamps that no switch of the product turns off."""
+        return request

@@ -1,0 +1,116 @@
+"""What the policy is asked to do: an instruction, a starting workspace and how the result is judged.
+
+Read by loaders, carried through the runner unchanged. Invariant: `files` are all the agent ever sees; `hidden_files`
+enter a sandbox only after the harness has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Union, overload
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from clawgym_env.sandbox.base import WORKDIR
+
+
+class Limits(BaseModel):
+    """Budgets of one rollout. A budget cut is graded and trainable; it is not a failure."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_calls: int = Field(default=50, ge=1)
+    """Model calls."""
+    max_total_tokens: int = Field(default=200_000, ge=1)
+    """Sampled tokens over all calls."""
+    wall_clock_s: float = Field(default=900.0, gt=0.0)
+    """From the harness's start to its end."""
+    grader_s: float = Field(default=120.0, gt=0.0)
+
+
+class TaskFile(BaseModel):
+    """A file of a task: inline bytes, or a host path that is read when the sandbox is filled."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    path: str
+    """Relative to the workspace, no `..`."""
+    data: bytes | None = None
+    source: Path | None = None
+    executable: bool = False
+
+    def read(self) -> bytes:
+        """Return the file's bytes."""
+        if self.data is not None:
+            return self.data
+        if self.source is None:
+            raise ValueError(f"Expected data or source for {self.path!r}, got neither.")
+        return self.source.read_bytes()
+
+
+class Task(BaseModel):
+    """One task. Compare and hash by `id`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: str
+    instruction: str
+    files: tuple[TaskFile, ...] = ()
+    hidden_files: tuple[TaskFile, ...] = ()
+    """Brought in by the grader, relative to the workspace (`reward/…` for ClawGym tasks)."""
+    grade_command: tuple[str, ...] = ("bash", "reward/reward.sh")
+    """Run in the workspace; the last line of stdout is the score."""
+    workdir: str = WORKDIR
+    memory_mb: int = 2048
+    limits: Limits = Limits()
+    metadata: Mapping[str, JsonValue] = Field(default_factory=dict)
+
+
+class TaskSet(Sequence[Task]):
+    """An ordered, finite collection of tasks with unique ids, made lazily by index.
+
+    Any `Sequence[Task]` is accepted where a task set is expected; this class adds names and selection.
+    """
+
+    def __init__(self, name: str, size: int, make: Callable[[int], Task]) -> None:
+        self.name = name
+        self._size = size
+        self._make = make
+
+    @classmethod
+    def of(cls, tasks: Sequence[Task], name: str = "tasks") -> TaskSet:
+        """Wrap tasks already in memory."""
+        return cls(name, len(tasks), tasks.__getitem__)
+
+    def __len__(self) -> int:
+        return self._size
+
+    @overload
+    def __getitem__(self, index: int) -> Task: ...
+    @overload
+    def __getitem__(self, index: slice) -> TaskSet: ...
+    def __getitem__(self, index: int | slice) -> Task | TaskSet:
+        if isinstance(index, slice):
+            picked = range(self._size)[index]
+            return TaskSet(self.name, len(picked), lambda i: self._make(picked[i]))
+        return self._make(range(self._size)[index])
+
+    def __iter__(self) -> Iterator[Task]:
+        return (self._make(i) for i in range(self._size))
+
+    def by_id(self, task_id: str) -> Task:
+        """Return one task.
+
+        Raises:
+            KeyError: no such id; the message names a few that exist.
+        """
+        for task in self:
+            if task.id == task_id:
+                return task
+        known = ", ".join(task.id for task in self[:5])
+        raise KeyError(f"Expected a task id of {self.name!r}, got {task_id!r}. Known ids begin with: {known}.")
+
+
+TasksLike = Union[str, Path, Sequence[Task]]
+"""A folder, a name such as "bundled:level=1", or tasks."""
