@@ -1,0 +1,127 @@
+"""Names to things: the one place where `clawgym_env` reaches harness adapters, sandbox backends and engines.
+
+A name, an import path `"package.module:attribute"` or an instance is accepted wherever the built-in ones are.
+Invariant: nothing is imported until its name is asked for, so `import clawgym_env` stays light and the import arrows
+point one way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl
+
+from clawgym_env.engine.base import Engine
+from clawgym_env.errors import ClawGymError
+from clawgym_env.harness import HarnessAdapter
+from clawgym_env.sandbox.base import SandboxBackend
+
+if TYPE_CHECKING:
+    from clawgym_env.policy import Policy
+
+HARNESSES: Mapping[str, str] = MappingProxyType(
+    {
+        "mini": "harness_adapters.mini.adapter:MiniHarness",
+        "pi": "harness_adapters.pi:PiHarness",
+        "claude-code": "harness_adapters.claude_code:ClaudeCodeHarness",
+        "openclaw": "harness_adapters.openclaw:OpenClawHarness",
+        "noop": "harness_adapters.noop:NoopHarness",
+        "oracle": "harness_adapters.oracle:OracleHarness",
+    }
+)
+BACKENDS: Mapping[str, str] = MappingProxyType({"local": "clawgym_env.sandbox.local:LocalBackend"})
+
+
+class UnknownName(ClawGymError):
+    """A name that is in no table; the message lists the known ones and the nearest."""
+
+    def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
+        names = sorted(known)
+        near = difflib.get_close_matches(name, names, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        super().__init__(
+            f"Expected a {kind} out of {', '.join(names)} or an import path 'module:attribute', got {name!r}.{hint}"
+        )
+
+
+def load(import_path: str) -> Any:
+    """Import `"package.module:attribute"`."""
+    module, _, attribute = import_path.partition(":")
+    if not attribute:
+        raise ClawGymError(f"Expected an import path 'package.module:attribute', got {import_path!r}.")
+    return getattr(importlib.import_module(module), attribute)
+
+
+def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
+    """Return a harness adapter by name, import path or as it is.
+
+    Options follow a question mark: `"claude-code?bare"`, `"claude-code?tools=Bash,Edit"`, `"mini?dialect=messages"`.
+    """
+    if isinstance(spec, HarnessAdapter):
+        return spec
+    name, _, query = spec.partition("?")
+    made = _resolve("harness", name, HARNESSES)
+    options = {key: _option(value) for key, value in parse_qsl(query, keep_blank_values=True)}
+    known = inspect.signature(made).parameters
+    if unknown := sorted(set(options) - set(known)):
+        raise ClawGymError(
+            f"Expected options of harness {name!r} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
+        )
+    harness = made(**options)
+    if not isinstance(harness, HarnessAdapter):
+        raise ClawGymError(f"Expected {spec!r} to be a HarnessAdapter, got {type(harness).__name__}.")
+    return harness
+
+
+def backend(spec: str | SandboxBackend) -> SandboxBackend:
+    """Return a sandbox backend by name, import path or as it is."""
+    if not isinstance(spec, str):
+        return spec
+    made: SandboxBackend = _resolve("sandbox", spec, BACKENDS)()
+    return made
+
+
+def engine(spec: str | Engine) -> Engine:
+    """Return an engine: `"scripted:FILE"`, an import path of a factory, or as it is."""
+    if not isinstance(spec, str):
+        return spec
+    kind, _, rest = spec.partition(":")
+    if kind == "scripted":
+        scripted: Engine = load("clawgym_env.engine.scripted:scripted_from_file")(Path(rest))
+        return scripted
+    made: Engine = _resolve("engine", spec, {"scripted:FILE": ""})()
+    return made
+
+
+def policy_engine(policy: str | Path | Policy, cache: Path) -> Engine:
+    """Return the embedded engine over a policy: "tiny", "smollm2", a Hugging Face folder, or a loaded `Policy`.
+
+    Raises:
+        PolicyNotBuilt: with the command that builds it.
+    """
+    loaded = policy
+    if isinstance(policy, str | Path):
+        loaded = load("clawgym_env.policy:load_policy")(policy, cache=cache)
+    made: Engine = load("clawgym_env.engine.torch_engine:TorchEngine")(loaded)
+    return made
+
+
+def _resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
+    if target := table.get(name):
+        return load(target)
+    if ":" in name:
+        return load(name)
+    raise UnknownName(kind, name, table)
+
+
+def _option(value: str) -> bool | str | tuple[str, ...]:
+    if value in ("", "true"):
+        return True
+    if value == "false":
+        return False
+    return tuple(value.split(",")) if "," in value else value

@@ -1,0 +1,275 @@
+"""One rollout from start to end: open, fill, run, settle, copy out, grade, close. The only orchestration there is.
+
+The pool calls `Runner.run`; adapters, proxy, sandbox and grader know nothing of each other. All time limits of a
+rollout sit here. Invariant: whatever happens comes back as a `Rollout` with a stop reason, and every sandbox opened
+here is closed here, on cancellation too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clawgym_env.engine.base import Engine, SamplingParams
+from clawgym_env.errors import GraderError, HarnessError, HarnessNotInstalled, SandboxError
+from clawgym_env.grading.base import Grade, Grader
+from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.rollout import FAILURE_RULES, Exclusion, Rollout, StopReason, failure_rule
+from clawgym_env.sandbox.base import Sandbox, SandboxBackend, SandboxSpec
+from clawgym_env.tasks.task import Limits, Task
+from clawgym_env.trace.calls import ModelCall
+from clawgym_env.trace.prefix_tree import PrefixTree
+
+if TYPE_CHECKING:
+    from clawgym_env.proxy.app import ProxyServer
+    from clawgym_env.proxy.session import RolloutSession
+    from clawgym_env.trace.store import RolloutStore
+
+PROXY_PORT = 8080
+"""The same in every sandbox: each has a network namespace of its own."""
+MODEL_NAME = "policy"
+OUTPUT_LIMIT = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicy:
+    """A named model and how it is sampled: one arm of the rollout clock's action."""
+
+    name: str
+    engine: Engine
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutRequest:
+    """What to run."""
+
+    task: Task
+    adapter: HarnessAdapter
+    served: ServedPolicy
+    group_id: str
+    index: int
+    """Position in the group."""
+    seed: int
+    attempt: int = 0
+    """Counts retries of infrastructure."""
+
+    @property
+    def rollout_id(self) -> str:
+        suffix = f"~{self.attempt}" if self.attempt else ""
+        return f"{self.group_id}/{self.index}{suffix}"
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is known of a rollout so far; survives an exception in the middle of it."""
+
+    started: float = field(default_factory=time.monotonic)
+    timing: dict[str, float] = field(default_factory=dict)
+    tree: PrefixTree = field(default_factory=PrefixTree)
+    exit: HarnessExit | None = None
+    stop_reason: StopReason = StopReason.COMPLETED
+    error: str = ""
+
+    def stop(self, reason: StopReason, error: str = "") -> None:
+        self.stop_reason, self.error = reason, error
+
+
+class Runner:
+    """Runs rollouts with one sandbox backend, grader and proxy; safe to use concurrently."""
+
+    def __init__(
+        self,
+        *,
+        backend: SandboxBackend,
+        grader: Grader,
+        proxy: ProxyServer,
+        cache: Path,
+        limits: Limits | None = None,
+        store: RolloutStore | None = None,
+    ) -> None:
+        self._backend = backend
+        self._grader = grader
+        self._proxy = proxy
+        self._cache = cache
+        self._limits = limits
+        self._store = store
+
+    async def run(self, request: RolloutRequest) -> Rollout:
+        """Run one rollout; a failure is part of the result.
+
+        Raises:
+            HarnessNotInstalled: nothing was started.
+        """
+        progress = _Progress()
+        limits = self._limits or request.task.limits
+        grade: Grade | None = None
+        with tempfile.TemporaryDirectory(prefix="clawgym-workspace-") as folder:
+            workspace = Path(folder)
+            try:
+                await self._run_harness(request, limits, workspace, progress)
+                if failure_rule(progress.stop_reason, len(progress.tree)).graded:
+                    grade = await self._grade(request, limits, workspace, progress)
+            except HarnessNotInstalled:
+                raise
+            except SandboxError as error:
+                progress.stop(StopReason.SANDBOX_ERROR, str(error))
+            except HarnessError as error:
+                progress.stop(StopReason.HARNESS_ERROR, str(error))
+            except GraderError as error:
+                progress.stop(StopReason.GRADER_ERROR, str(error))
+        progress.timing["total"] = time.monotonic() - progress.started
+        return _rollout(request, progress, grade)
+
+    async def _run_harness(self, request: RolloutRequest, limits: Limits, workspace: Path, progress: _Progress) -> None:
+        """Let the harness work on the task and copy what it leaves to `workspace`."""
+        task, adapter, served = request.task, request.adapter, request.served
+        spec = SandboxSpec(
+            workdir=task.workdir,
+            memory_mb=max(task.memory_mb, adapter.memory_mb),
+            mounts=adapter.mounts(self._cache),
+        )
+        clock = time.monotonic()
+        sandbox = await self._backend.open(spec)
+        try:
+            for file in task.files:
+                data = await asyncio.to_thread(file.read) if file.source else file.read()
+                await sandbox.write_file(f"{task.workdir}/{file.path}", data, mode=0o755 if file.executable else 0o644)
+            session = self._proxy.open_session(
+                engine=served.engine,
+                sampling=served.sampling,
+                limits=limits,
+                adapter=adapter,
+                seed=request.seed,
+                on_call=self._recorder(request.rollout_id),
+            )
+            listener = await self._proxy.serve(await sandbox.listen(PROXY_PORT), session)
+            clock = _lap(progress, "open", clock)
+            try:
+                context = HarnessContext(
+                    instruction=task.instruction,
+                    base_url=f"http://127.0.0.1:{PROXY_PORT}/r/{session.key}",
+                    api_key="sk-dummy",
+                    model=MODEL_NAME,
+                    workdir=task.workdir,
+                    context_length=served.engine.context_length,
+                    max_tokens=served.sampling.max_tokens,
+                    wall_clock_s=limits.wall_clock_s,
+                    seed=request.seed,
+                )
+                await _until_over(sandbox, adapter, context, session, progress)
+                clock = _lap(progress, "harness", clock)
+                await sandbox.kill_all()
+                progress.tree = await session.settle()
+                _blame(session, progress)
+            finally:
+                await asyncio.shield(listener.close())
+            clock = _lap(progress, "settle", clock)
+            await sandbox.copy_out(task.workdir, workspace)
+        finally:
+            await asyncio.shield(sandbox.close())
+
+    async def _grade(self, request: RolloutRequest, limits: Limits, workspace: Path, progress: _Progress) -> Grade:
+        """Score a copy of the workspace in a fresh sandbox; a failing grader is tried again, nothing else is."""
+        clock = time.monotonic()
+        spec = SandboxSpec(workdir=request.task.workdir, memory_mb=request.task.memory_mb)
+        task = request.task.model_copy(update={"limits": limits})
+        response = progress.exit.response if progress.exit is not None else ""
+        retries = FAILURE_RULES[StopReason.GRADER_ERROR].retries
+        for attempt in range(retries + 1):
+            sandbox = await self._backend.open(spec)
+            try:
+                await sandbox.copy_in(workspace, spec.workdir)
+                return await self._grader.grade(task, sandbox, response)
+            except GraderError:
+                if attempt == retries:
+                    raise
+            finally:
+                await asyncio.shield(sandbox.close())
+                _lap(progress, "grade", clock)
+        raise AssertionError("unreachable")
+
+    def _recorder(self, rollout_id: str) -> Callable[[ModelCall], Awaitable[None]] | None:
+        return None if self._store is None else functools.partial(self._store.add_call, rollout_id)
+
+
+async def _until_over(
+    sandbox: Sandbox,
+    adapter: HarnessAdapter,
+    context: HarnessContext,
+    session: RolloutSession,
+    progress: _Progress,
+) -> None:
+    """Wait for the harness's own end, a spent budget or the wall clock, whichever comes first."""
+    harness = asyncio.ensure_future(adapter.run(sandbox, context))
+    try:
+        done, _ = await asyncio.wait(
+            {harness, session.exhausted}, timeout=context.wall_clock_s, return_when=asyncio.FIRST_COMPLETED
+        )
+        if harness in done:
+            progress.exit = harness.result()
+            if progress.exit.timed_out:
+                progress.stop(StopReason.WALL_CLOCK)
+            elif progress.exit.exit_code != 0:
+                await sandbox.exec(["true"])  # raises SandboxError: then the harness is not to blame
+                progress.stop(StopReason.HARNESS_ERROR, f"The harness exited with code {progress.exit.exit_code}.")
+        elif session.exhausted in done:
+            progress.stop(session.exhausted.result())
+        else:
+            progress.stop(StopReason.WALL_CLOCK)
+    finally:
+        if not harness.done():
+            harness.cancel()
+            await asyncio.wait({harness})
+
+
+def _blame(session: RolloutSession, progress: _Progress) -> None:
+    """Let what the proxy saw overrule how the harness says it ended: its exit code is not trusted."""
+    ended_by_itself = progress.stop_reason in (StopReason.COMPLETED, StopReason.HARNESS_ERROR)
+    if session.engine_error is not None:
+        progress.stop(StopReason.ENGINE_ERROR, str(session.engine_error))
+    elif ended_by_itself and session.overflowed:
+        progress.stop(StopReason.CONTEXT_LENGTH, progress.error)
+    elif ended_by_itself and not len(progress.tree) and session.num_calls == 0:
+        progress.stop(StopReason.HARNESS_ERROR, progress.error or "The harness ended without a model call.")
+
+
+def _rollout(request: RolloutRequest, progress: _Progress, grade: Grade | None) -> Rollout:
+    exclusion: Exclusion | None = None
+    if grade is None:
+        exclusion = "ungraded"
+    elif progress.tree.over_branched():
+        exclusion = "over_branched"
+    harness_exit = progress.exit
+    output = b"" if harness_exit is None else harness_exit.stdout[-OUTPUT_LIMIT:] + harness_exit.stderr[-OUTPUT_LIMIT:]
+    return Rollout(
+        id=request.rollout_id,
+        task_id=request.task.id,
+        harness=request.adapter.name,
+        policy=request.served.name,
+        group_id=request.group_id,
+        index=request.index,
+        seed=request.seed,
+        tree=progress.tree,
+        stop_reason=progress.stop_reason,
+        grade=grade,
+        exclusion=exclusion,
+        instruction=request.task.instruction,
+        response=harness_exit.response if harness_exit is not None else "",
+        error=progress.error,
+        harness_exit_code=harness_exit.exit_code if harness_exit is not None else None,
+        harness_output=output.decode("utf-8", "replace"),
+        timing=progress.timing,
+    )
+
+
+def _lap(progress: _Progress, name: str, since: float) -> float:
+    now = time.monotonic()
+    progress.timing[name] = now - since
+    return now
