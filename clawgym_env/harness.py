@@ -55,7 +55,8 @@ class HarnessAdapter(ABC):
     name: ClassVar[str]
     """As in `clawgym install NAME`."""
     version: ClassVar[str]
-    dialect: ClassVar[Dialect]
+    dialect: Dialect
+    """What it speaks to the proxy; an adapter with a choice sets it per instance."""
     supports_mcp: ClassVar[bool] = False
     memory_mb: ClassVar[int] = 2048
     """What the product needs at least; the sandbox gets the larger of this and the task's own limit."""
