@@ -69,6 +69,8 @@ class ChatRequest:
     messages: tuple[Message, ...]
     tools: tuple[ToolSpec, ...] = ()
     stream: bool = False
+    include_usage: bool = False
+    """Chat only: whether a stream ends with a chunk of token counts."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     client_sampling: Mapping[str, Json] = field(default_factory=dict)
@@ -89,6 +91,8 @@ class Completion:
     finish_reason: FinishReason
     prompt_tokens: int
     completion_tokens: int
+    stop_sequence: str | None = None
+    """The client's stop sequence at which `content` was cut; the sampled ids go on beyond it."""
 
     def as_message(self) -> Message:
         """Return the assistant message a harness would append to its history."""
