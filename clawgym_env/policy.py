@@ -1,0 +1,181 @@
+"""A policy: the weights that answer, with the tokenizer and renderer that turn conversations into their token ids.
+
+Made by `load_policy` (or by `learners.tiny` and `learners.smollm2`, which build the two embedded ones), shared by the
+engine that samples and the learner that trains. Invariant: a saved policy is a plain Hugging Face folder, complete or
+not there at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+from clawgym_env.errors import EngineError, PolicyNotBuilt
+from clawgym_env.tokenizer import TextTokenizer
+
+if TYPE_CHECKING:
+    from renderers.base import Renderer
+    from transformers import PreTrainedModel
+
+BUILDERS: Mapping[str, str] = MappingProxyType({"tiny": "learners.tiny:build", "smollm2": "learners.smollm2:build"})
+"""Policies this project builds itself: name to `build(folder: Path) -> None`."""
+
+_NOTE = "clawgym.json"
+"""Beside the weights: what a Hugging Face folder has no word for (name, renderer, window)."""
+
+
+@dataclass(slots=True, eq=False)
+class Policy:
+    """One language model under training or in use."""
+
+    module: PreTrainedModel
+    """A transformers causal language model; a PEFT wrapper around one is fine."""
+    tokenizer: TextTokenizer
+    renderer: Renderer
+    name: str
+    path: Path | None
+    """The folder it came from; None when it was made in memory."""
+    context_length: int
+    """Tokens of prompt and reply together."""
+    version: int = 0
+    """Counts weight updates since it was loaded."""
+
+
+def load_policy(
+    spec: str | Path,
+    *,
+    cache: Path,
+    context_length: int | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    renderer: str | None = None,
+) -> Policy:
+    """Load a policy by name or from a Hugging Face folder.
+
+    Args:
+        spec: "tiny", "smollm2" or a folder with config.json, safetensors and tokenizer.json.
+        cache: where built policies are kept.
+        context_length: overrides the model's window. Beyond what the model was trained for, answers get worse.
+        dtype: of the parameters. Log-probabilities on a CPU are exact in float32 only.
+        renderer: "chatml" or a family name of the `renderers` library; by default what the folder says or is.
+
+    Raises:
+        PolicyNotBuilt: with the command that builds a policy of ours.
+        EngineError: no such policy or folder, or no renderer that can extend its conversations.
+    """
+    folder = policy_folder(spec, cache)
+    if spec in BUILDERS and not (folder / _NOTE).is_file():
+        raise PolicyNotBuilt(str(spec))
+    if not (folder / "config.json").is_file():
+        raise EngineError(
+            f"Expected a policy out of {', '.join(BUILDERS)} or a Hugging Face folder with a config.json, got {str(spec)!r}."
+        )
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from clawgym_env.rendering import make_renderer
+
+    note = _read_json(folder / _NOTE)
+    config = _read_json(folder / "config.json")
+    module = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    tokenizer = TextTokenizer.from_folder(folder, name_or_path=_text(config, "_name_or_path"))
+    kind = renderer or _text(note, "renderer") or _text(config, "model_type") or "auto"
+    return Policy(
+        module=module.to(device).eval(),
+        tokenizer=tokenizer,
+        renderer=make_renderer(tokenizer, kind),
+        name=_text(note, "name") or folder.name,
+        path=folder,
+        context_length=context_length or _number(note, "context_length") or int(module.config.max_position_embeddings),
+    )
+
+
+def policy_folder(spec: str | Path, cache: Path) -> Path:
+    """Return where a policy lies, built or not."""
+    return cache / "policies" / str(spec) if spec in BUILDERS else Path(spec).expanduser()
+
+
+def build_policy(name: str, cache: Path) -> Path:
+    """Build one of our own policies into the cache, replacing an older one, and return its folder.
+
+    Raises:
+        EngineError: the name is not one of `BUILDERS`.
+    """
+    if name not in BUILDERS:
+        raise EngineError(f"Expected a policy out of {', '.join(BUILDERS)}, got {name!r}. Other folders need no build.")
+    module, _, attribute = BUILDERS[name].partition(":")
+    build = cast("Callable[[Path], None]", getattr(import_module(module), attribute))
+    folder = policy_folder(name, cache)
+    build(folder)
+    return folder
+
+
+def save_policy(policy: Policy, folder: str | Path) -> Path:
+    """Write weights (safetensors), config and tokenizer so that `load_policy` and transformers read them back.
+
+    An existing folder is replaced at once, after the new one is complete. A PEFT wrapper is merged in the copy only.
+    """
+    folder = Path(folder)
+    with _replacing(folder) as fresh:
+        module = policy.module
+        if hasattr(module, "merge_and_unload"):
+            from copy import deepcopy
+
+            module = deepcopy(module).merge_and_unload()
+        module.save_pretrained(fresh, safe_serialization=True)
+        policy.tokenizer.save(fresh)
+        note = {"name": policy.name, "renderer": _renderer_kind(policy), "context_length": policy.context_length}
+        (fresh / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def _renderer_kind(policy: Policy) -> str | None:
+    from clawgym_env.rendering import ChatMLRenderer
+
+    if isinstance(policy.renderer, ChatMLRenderer):
+        return "chatml"
+    if policy.path is not None:
+        return _text(_read_json(policy.path / _NOTE), "renderer")
+    return None
+
+
+@contextmanager
+def _replacing(folder: Path) -> Iterator[Path]:
+    """Give a fresh folder beside `folder`; when the body ends well it takes its place by a rename."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+    try:
+        fresh = scratch / "new"
+        fresh.mkdir()
+        yield fresh
+        if folder.exists():
+            os.rename(folder, scratch / "old")
+        os.rename(fresh, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _read_json(file: Path) -> Mapping[str, object]:
+    if not file.is_file():
+        return {}
+    value = json.loads(file.read_text(encoding="utf-8"))
+    return value if isinstance(value, dict) else {}
+
+
+def _text(values: Mapping[str, object], key: str) -> str | None:
+    value = values.get(key)
+    return value if isinstance(value, str) and value else None
+
+
+def _number(values: Mapping[str, object], key: str) -> int | None:
+    value = values.get(key)
+    return value if isinstance(value, int) else None
