@@ -5,21 +5,14 @@ The same paths in every rollout and on every machine, since they leak into promp
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
-
-from clawgym_env.messages import Json
+import logging
 
 HOME = "/root"
 OPT = "/opt/clawgym"
 
+_logger = logging.getLogger(__name__)
 
-def json_lines(output: bytes) -> Iterator[dict[str, Json]]:
-    """Yield every line of a product's output that is a JSON object; other lines are noise."""
-    for line in output.splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+
+def log_line(line: str) -> None:
+    """Log one step of an install that nobody watches."""
+    _logger.info("%s", line)

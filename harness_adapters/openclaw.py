@@ -1,0 +1,99 @@
+"""Adapter of OpenClaw (npm `openclaw`), run as one isolated `agent exec`, on the chat dialect.
+
+It starts slowly (18 to 85 s) and wants 1.4 GB. On chat every request ends with a message that the next request does
+not contain; `transient_suffix` says so, and the prefix tree branches its tokens there while the lineage goes on.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.messages import ChatRequest, Dialect, Json, Message
+from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.trace.calls import CallKind
+from harness_adapters.launch import HOME, log_line
+from harness_adapters.npm import NpmProduct
+
+PRODUCT = NpmProduct(
+    name="openclaw",
+    version="2026.9.6",
+    package="openclaw",
+    program="node_modules/openclaw/openclaw.mjs",
+)
+PROVIDER = "clawgym"
+STATE = f"{HOME}/.openclaw"
+CONFIG = f"{STATE}/openclaw.json"
+TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+TIMEOUT_MARGIN_S = 60
+"""Its own deadline lies behind the runner's, which is the one that counts."""
+
+
+class OpenClawHarness(HarnessAdapter):
+    """OpenClaw, headless."""
+
+    name = PRODUCT.name
+    version = PRODUCT.version
+    dialect: Dialect = "chat"
+    memory_mb = 3072
+
+    def install(self, cache: Path) -> None:
+        PRODUCT.install(cache, log_line)
+
+    def mounts(self, cache: Path) -> tuple[Mount, ...]:
+        return PRODUCT.mounts(cache)
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
+        await sandbox.write_file(CONFIG, json.dumps(config(context)).encode())
+        argv = [*PRODUCT.argv, "agent", "exec", "--message-file", "-", "--config", CONFIG, "--cwd", context.workdir]
+        argv += ["--model", f"{PROVIDER}/{context.model}", "--json"]
+        argv += ["--timeout", str(int(context.wall_clock_s) + TIMEOUT_MARGIN_S)]
+        env = {"OPENCLAW_STATE_DIR": STATE, "DO_NOT_TRACK": "1"}
+        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
+        return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
+
+    def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
+        system = request.messages[0].content if request.messages else ""
+        if not request.tools and system.startswith("You are a context summarization assistant"):
+            return "compaction"
+        return None
+
+    def transient_suffix(self, messages: Sequence[Message]) -> int:
+        last = messages[-1] if messages else None
+        return int(last is not None and last.role == "user" and last.content.lstrip().startswith(TRANSIENT))
+
+
+def config(context: HarnessContext) -> dict[str, Json]:
+    """Return `openclaw.json`: one provider, which is the proxy."""
+    cost: dict[str, Json] = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
+    model: dict[str, Json] = {
+        "id": context.model,
+        "name": context.model,
+        "reasoning": False,
+        "input": ["text"],
+        "contextWindow": context.context_length,
+        "maxTokens": context.max_tokens,
+        "cost": cost,
+    }
+    provider: dict[str, Json] = {
+        "baseUrl": f"{context.base_url}/v1",
+        "api": "openai-completions",
+        "apiKey": context.api_key,
+        "models": [model],
+    }
+    return {
+        "models": {"mode": "replace", "providers": {PROVIDER: provider}},
+        "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{context.model}"}}},
+        "update": {"checkOnStart": False},
+    }
+
+
+def final_answer(stdout: bytes) -> str:
+    """Return the answer in the JSON envelope, empty where there is none."""
+    try:
+        envelope = json.loads(stdout)
+    except ValueError:
+        return ""
+    return str(envelope.get("final") or "") if isinstance(envelope, dict) else ""
