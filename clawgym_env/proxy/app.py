@@ -1,0 +1,222 @@
+"""The serving proxy: harnesses call it in their own dialect, the policy's engine answers, the session records.
+
+The runner opens a session per rollout and serves it on a socket inside the sandbox. A plain ASGI callable routes
+`/r/<key>/v1/…`. Invariants: the key is the only credential; a listener inside a sandbox knows no other rollout; admin
+routes are not here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, cast
+
+import orjson
+
+from clawgym_env.engine.base import Engine, SamplingParams
+from clawgym_env.errors import ProxyError
+from clawgym_env.messages import Json
+from clawgym_env.proxy import chat, messages, streaming
+from clawgym_env.proxy.connection import BodyTooLarge, ClientGone, Connection
+from clawgym_env.proxy.listener import Listener, make_config
+from clawgym_env.proxy.session import RolloutSession, SessionClosed, SessionSettings
+from clawgym_env.proxy.wire import STATUS, ErrorKind, WireDialect
+from clawgym_env.tasks.task import Limits
+from clawgym_env.trace.calls import ModelCall
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
+    from clawgym_env.harness import HarnessAdapter
+
+MAX_BODY = 256 << 20
+"""Bytes of one request body."""
+WORKERS = 4
+"""Threads that parse and tokenise."""
+
+_CHAT: WireDialect = chat
+_MESSAGES: WireDialect = messages
+
+
+class ProxyServer:
+    """One proxy per process. `start`, then sessions and listeners; `close` ends them all."""
+
+    def __init__(self, *, settings: SessionSettings = SessionSettings()) -> None:
+        self._settings = settings
+        self._sessions: dict[str, RolloutSession] = {}
+        self._listeners: set[Listener] = set()
+        self._config = make_config(self._serve_request)
+        self._executor: ThreadPoolExecutor | None = None
+
+    async def start(self) -> None:
+        """Start the worker threads. Idempotent."""
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(WORKERS, thread_name_prefix="clawgym-proxy")
+
+    def open_session(
+        self,
+        engine: Engine,
+        *,
+        sampling: SamplingParams = SamplingParams(),
+        limits: Limits = Limits(),
+        adapter: HarnessAdapter | None = None,
+        seed: int = 0,
+        on_call: Callable[[ModelCall], Awaitable[None]] | None = None,
+    ) -> RolloutSession:
+        """Make a rollout's session and its key.
+
+        Args:
+            on_call: awaited with every recorded call before its reply leaves.
+        """
+        if self._executor is None:
+            raise ProxyError("Expected a started proxy. Await ProxyServer.start() first.")
+        key = secrets.token_hex(16)
+        session = RolloutSession(
+            key,
+            engine=engine,
+            sampling=sampling,
+            limits=limits,
+            seed=seed,
+            executor=self._executor,
+            adapter=adapter,
+            on_call=on_call,
+            on_close=lambda: self._drop(key),
+            settings=self._settings,
+        )
+        self._sessions[key] = session
+        return session
+
+    async def serve(self, sock: socket.socket, session: RolloutSession) -> Listener:
+        """Serve one rollout, and only that, on a listening socket. Closing the listener ends the session."""
+        return await self._listen(sock, session)
+
+    async def listen_tcp(self, host: str = "127.0.0.1", port: int = 0) -> Listener:
+        """Serve every open session on a TCP address of this machine, for harnesses that run without a sandbox."""
+        sock = socket.create_server((host, port), backlog=1024)
+        sock.setblocking(False)
+        return await self._listen(sock, None)
+
+    async def close(self) -> None:
+        """End every session and listener. Idempotent."""
+        await asyncio.gather(*(session.close() for session in list(self._sessions.values())))
+        await asyncio.gather(*(listener.close() for listener in list(self._listeners)))
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=False, cancel_futures=True)
+
+    async def _listen(self, sock: socket.socket, session: RolloutSession | None) -> Listener:
+        async def on_close() -> None:
+            self._listeners.discard(listener)
+            if session is not None:
+                await session.close()
+
+        listener = await Listener.open(self._config, sock, session=session, on_close=on_close)
+        self._listeners.add(listener)
+        return listener
+
+    def _drop(self, key: str) -> None:
+        self._sessions.pop(key, None)
+
+    async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request. The ASGI callable."""
+        connection = Connection(scope, receive, send)
+        try:
+            await self._route(connection, cast("RolloutSession | None", scope["state"]["session"]))
+        except ClientGone:
+            return
+        finally:
+            await connection.close()
+
+    async def _route(self, connection: Connection, only: RolloutSession | None) -> None:
+        key, rest = split_path(connection.path)
+        dialect = _dialect_of(connection, rest)
+        try:
+            body = await connection.read_body(MAX_BODY)
+        except BodyTooLarge as error:
+            await _refuse(connection, dialect, "too_large", str(error))
+            return
+        session = self._sessions.get(key)
+        if session is None or (only is not None and session is not only):
+            await _refuse(
+                connection, dialect, "not_found", "Expected the URL of a running rollout, got an unknown key."
+            )
+        elif connection.method != "POST":
+            await connection.reply(200, b"" if connection.method == "HEAD" else _probe_body(session, rest))
+        elif rest not in ("chat/completions", "messages", "messages/count_tokens"):
+            message = f"Expected chat/completions, messages or messages/count_tokens, got {rest!r}."
+            await _refuse(connection, dialect, "not_found", message)
+        else:
+            try:
+                await _call(connection, dialect, session, body, count=rest.endswith("count_tokens"))
+            except ProxyError as error:
+                await _refuse(connection, dialect, "invalid_request", str(error))
+            except SessionClosed as error:
+                await _refuse(connection, dialect, "not_found", str(error))
+
+
+async def _call(
+    connection: Connection, dialect: WireDialect, session: RolloutSession, body: bytes, *, count: bool
+) -> None:
+    """Answer one model call (or count its prompt)."""
+    request, digest = await session.off_loop(lambda: session.read_request(dialect, body), len(body))
+    if count:
+        tokens = await session.count_tokens(request, connection.headers, size=len(body))
+        await connection.reply(200, messages.count_body(tokens))
+        return
+    call = session.submit(request, digest, connection.headers, size=len(body))
+    if call is None:
+        await streaming.hold(connection, session)
+    else:
+        await streaming.answer(connection, dialect, request, session=session, call=call)
+
+
+def split_path(path: str) -> tuple[str, str]:
+    """Split `/r/<key>/v1/<rest>` into key and rest; both are empty for another path.
+
+    `/v1` may be missing or doubled: clients disagree about whose part of the URL it is.
+    """
+    parts = path.strip("/").split("/")
+    if len(parts) < 2 or parts[0] != "r":
+        return "", ""
+    rest = parts[2:]
+    while rest and rest[0] == "v1":
+        rest = rest[1:]
+    return parts[1], "/".join(rest)
+
+
+def _dialect_of(connection: Connection, rest: str) -> WireDialect:
+    anthropic = rest.split("/")[0] == "messages" or "anthropic-version" in connection.headers
+    return _MESSAGES if anthropic and rest != "chat/completions" else _CHAT
+
+
+async def _refuse(connection: Connection, dialect: WireDialect, kind: ErrorKind, message: str) -> None:
+    await connection.reply(STATUS[kind], dialect.error_body(kind, message))
+
+
+def _probe_body(session: RolloutSession, rest: str) -> bytes:
+    """Return model cards for /models, in a form both dialects read; an empty object for any other probe."""
+    name = rest.removeprefix("models/") if rest.startswith("models/") else "policy"
+    card: dict[str, Json] = {
+        "id": name,
+        "object": "model",
+        "type": "model",
+        "display_name": name,
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "clawgym",
+        "context_length": session.context_length,
+        "max_model_len": session.context_length,
+    }
+    if rest == "models":
+        listing: dict[str, Json] = {
+            "object": "list",
+            "data": [card],
+            "has_more": False,
+            "first_id": name,
+            "last_id": name,
+        }
+        return orjson.dumps(listing)
+    return orjson.dumps(card) if rest.startswith("models/") else b"{}"

@@ -1,0 +1,114 @@
+"""Listening sockets on uvicorn's HTTP protocol, without uvicorn's server: hundreds of them cost next to nothing.
+
+`app.ProxyServer` opens one per sandbox, and one on loopback where asked. Invariant: after `close` no connection and
+no handler of that listener is left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.server import ServerState
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from clawgym_env.proxy.session import RolloutSession
+
+_KEEP_ALIVE_S = 3600
+"""Harnesses pool connections and run tools for minutes between two calls."""
+_HANDLER_END_S = 5.0
+
+
+class PeerProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, open where the proxy must know what became of its bytes. Satisfies `connection.Peer`."""
+
+    def __init__(self, config: Config, server_state: ServerState, session: RolloutSession | None) -> None:
+        super().__init__(config, server_state, {"session": session, "peer": self})
+        self.access_log = False
+        self._broken = False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        # A lost connection has no buffer any more; with an exception its bytes never left.
+        self._broken = self._broken or exc is not None
+        super().connection_lost(exc)
+
+    def unsent(self) -> int:
+        """Return how many bytes wait in user space."""
+        return self.transport.get_write_buffer_size()
+
+    @property
+    def broken(self) -> bool:
+        """Whether the connection was lost with bytes unsent."""
+        return self._broken
+
+    def reset(self) -> None:
+        """Close at once, without an orderly end."""
+        self._broken = True
+        self.transport.abort()
+
+
+def make_config(app: ASGIApp) -> Config:
+    """Return the uvicorn settings every listener shares. Touches no logger and no signal."""
+    config = Config(
+        app,
+        interface="asgi3",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        log_level=None,
+        proxy_headers=False,
+        server_header=False,
+        date_header=False,
+        timeout_keep_alive=_KEEP_ALIVE_S,
+    )
+    config.load()
+    return config
+
+
+class Listener:
+    """One listening socket. Made by `ProxyServer`; whoever asked for it closes it."""
+
+    def __init__(self, server: asyncio.Server, state: ServerState, on_close: Callable[[], Awaitable[None]]) -> None:
+        self._server = server
+        self._state = state
+        self._on_close = on_close
+
+    @classmethod
+    async def open(
+        cls,
+        config: Config,
+        sock: socket.socket,
+        *,
+        session: RolloutSession | None,
+        on_close: Callable[[], Awaitable[None]],
+    ) -> Listener:
+        """Accept on a bound socket, which the listener then owns. With a `session` nothing else is served."""
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(lambda: PeerProtocol(config, state, session), sock=sock, backlog=1024)
+        return cls(server, state, on_close)
+
+    @property
+    def port(self) -> int:
+        """The TCP port."""
+        port: int = self._server.sockets[0].getsockname()[1]
+        return port
+
+    async def close(self) -> None:
+        """Stop accepting, cut open connections, wait for their handlers. Idempotent."""
+        self._server.close()
+        for protocol in list(self._state.connections):
+            protocol.transport.abort()
+        await self._on_close()
+        tasks = set(self._state.tasks)  # their clients are gone, so they end by themselves
+        if tasks:
+            _, stuck = await asyncio.wait(tasks, timeout=_HANDLER_END_S)
+            for task in stuck:
+                task.cancel()
+        await self._server.wait_closed()

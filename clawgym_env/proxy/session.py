@@ -1,0 +1,475 @@
+"""One rollout's side of the proxy: what a model call goes through between the wire and the engine.
+
+`app` finds the session by its key, `streaming` waits on the `PendingCall` it gives out, the runner watches
+`exhausted` and takes the tree from `settle`. Invariants: a reply leaves only after its call is recorded; a request
+that is still being answered is never sampled twice; a spent budget holds calls instead of failing them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import logging
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+import orjson
+
+from clawgym_env.engine.base import Engine, Generation, SamplingParams
+from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
+from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, ToolCall
+from clawgym_env.rendering import parse_reply
+from clawgym_env.rollout import StopReason
+from clawgym_env.tasks.task import Limits
+from clawgym_env.trace.builder import PreparedCall, TreeBuilder
+from clawgym_env.trace.calls import ModelCall
+from clawgym_env.trace.prefix_tree import PrefixTree
+
+if TYPE_CHECKING:
+    from clawgym_env.harness import HarnessAdapter
+    from clawgym_env.proxy.wire import WireDialect
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+STARVED_BUDGET = 16
+"""Clients whose window is nearly full ask for 1 token; a reply under such a budget is no fair sample."""
+OFF_LOOP_BYTES = 4096
+"""Bodies above this are parsed and rendered on a worker thread."""
+MAX_OVERFLOWS = 32
+"""Refusals in a row after which the rollout is over: OpenHands condenses and retries for ever."""
+REQUEST_LOG = 256
+PARSER_TAIL = 256
+"""How many prompt ids a reply parser gets: enough for the last turn's header and a prefilled channel."""
+GENERATE_ATTEMPTS = 2
+
+
+class SessionClosed(ClawGymError):
+    """The rollout is over: its key is dead and what was in flight is lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What a client asked for and did not get: sampling is the policy's."""
+
+    model: str
+    max_tokens: int | None
+    client_sampling: Mapping[str, Json]
+
+
+@dataclass(slots=True, eq=False)
+class PendingCall:
+    """A request being answered; several identical requests may wait on it."""
+
+    request: ChatRequest
+    digest: bytes
+    id: str
+    """Of the completion, without the dialect's prefix."""
+    rendered: asyncio.Future[int]
+    """Number of prompt tokens; or `ContextOverflow`, `EngineError`, `SessionClosed`."""
+    completed: asyncio.Future[Completion]
+    """Set when the call is recorded; or the same errors."""
+    task: asyncio.Task[None] | None = None
+    index: int | None = None
+    """In the tree, once recorded."""
+    waiters: int = 0
+    grace: asyncio.TimerHandle | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing more happens to it: answered or failed, and nobody reads the reply any more."""
+        return self.completed.done() and self.waiters == 0
+
+    def fail(self, error: Exception) -> None:
+        for future in (self.rendered, self.completed):
+            if not future.done():
+                future.set_exception(error)
+                future.exception()  # nobody may be waiting; that is no bug
+
+
+@dataclass(frozen=True, slots=True)
+class SessionSettings:
+    """Timing knobs of all sessions of a server. Seconds."""
+
+    retry_grace_s: float = 30.0
+    """How long a turn goes on generating for a client that has hung up."""
+    keep_alive_s: float = 5.0
+    """Between two keep-alives of a stream."""
+
+
+@dataclass(slots=True)
+class _Counters:
+    calls: int = 0
+    sampled_tokens: int = 0
+    overflows_in_a_row: int = 0
+    by_parent: dict[int | None, int] = field(default_factory=dict)
+
+
+class RolloutSession:
+    """All model calls of one rollout. Made by `ProxyServer.open_session`; used on that server's event loop."""
+
+    def __init__(
+        self,
+        key: str,
+        *,
+        engine: Engine,
+        sampling: SamplingParams,
+        limits: Limits,
+        seed: int,
+        executor: Executor,
+        adapter: HarnessAdapter | None = None,
+        on_call: Callable[[ModelCall], Awaitable[None]] | None = None,
+        on_close: Callable[[], None] | None = None,
+        settings: SessionSettings = SessionSettings(),
+    ) -> None:
+        self.key = key
+        self.settings = settings
+        self.context_length = engine.context_length
+        self.exhausted: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
+        """Resolves when a budget is spent (or the engine is lost) and the harness should be ended."""
+        self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.engine_error: ClawGymError | None = None
+        """The failure of our own that some call could not be answered for."""
+        self.last_request_at: float | None = None
+        """`time.monotonic()` of the latest request."""
+        self.unknown_fields: set[str] = set()
+        self.requests: deque[RequestRecord] = deque(maxlen=REQUEST_LOG)
+        """The latest requests, for the log."""
+        self._engine = engine
+        self._sampling = sampling
+        self._limits = limits
+        self._seed = seed
+        self._executor = executor
+        self._adapter = adapter
+        self._on_call = on_call
+        self._on_close = on_close
+        self._builder = TreeBuilder(
+            engine.renderer,
+            classify=None if adapter is None else adapter.classify,
+            transient_suffix=None if adapter is None else adapter.transient_suffix,
+        )
+        self._building = asyncio.Lock()
+        self._counters = _Counters()
+        self._joinable: dict[bytes, PendingCall] = {}
+        self._pending: set[PendingCall] = set()
+        self._spent: StopReason | None = None
+        self._started_at: float | None = None
+        self._changed_at = time.monotonic()
+        self._tree: PrefixTree | None = None
+
+    @property
+    def num_calls(self) -> int:
+        """Recorded calls."""
+        return self._counters.calls
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Sampled tokens over all recorded calls."""
+        return self._counters.sampled_tokens
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether the latest call was refused because it did not fit; a later one that fits clears it."""
+        return self._counters.overflows_in_a_row > 0
+
+    async def off_loop(self, work: Callable[[], T], size: int) -> T:
+        """Run `work` on a worker thread when it is about more than a few kB."""
+        if size <= OFF_LOOP_BYTES:
+            return work()
+        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            await asyncio.wait({running})  # a thread cannot be stopped, and what it touches must not be shared
+            raise
+
+    def read_request(self, dialect: WireDialect, body: bytes) -> tuple[ChatRequest, bytes]:
+        """Parse a body, apply the adapter's rewrites and name the result. Thread-safe.
+
+        Returns:
+            The canonical request and its digest: equal digests are the same request.
+
+        Raises:
+            ProxyError: the body is no request of this dialect.
+        """
+        request = dialect.parse_request(body)
+        if self._adapter is not None:
+            request = self._adapter.rewrite(request)
+        parts = (request.dialect, request.model, request.messages, request.tools, request.max_tokens, request.stop)
+        return request, hashlib.blake2b(orjson.dumps(parts), digest_size=16).digest()
+
+    def submit(
+        self, request: ChatRequest, digest: bytes, headers: Mapping[str, str], *, size: int
+    ) -> PendingCall | None:
+        """Join the call that is answering this very request, or start one.
+
+        Args:
+            size: bytes of the body, for the choice of thread.
+
+        Returns:
+            The call, or None when the budget is spent: then the request must be held until the session closes.
+
+        Raises:
+            SessionClosed: the rollout is over.
+        """
+        self._require_open()
+        now = time.monotonic()
+        self.last_request_at = self._changed_at = now
+        self.unknown_fields.update(request.unknown_fields)
+        self.requests.append(RequestRecord(request.model, request.max_tokens, request.client_sampling))
+        joined = self._joinable.get(digest)
+        if joined is not None:
+            return joined
+        reason = self._spent_budget()
+        if reason is not None:
+            self._spend(reason)
+            return None
+        if self._started_at is None:
+            self._started_at = now
+        loop = asyncio.get_running_loop()
+        call = PendingCall(
+            request, digest, self._mint(b"completion", digest, now), loop.create_future(), loop.create_future()
+        )
+        self._joinable[digest] = call
+        self._pending.add(call)
+        call.task = loop.create_task(self._answer(call, dict(headers), arrived_s=now - self._started_at, size=size))
+        call.task.add_done_callback(functools.partial(self._ended, call))
+        return call
+
+    @contextmanager
+    def attached(self, call: PendingCall) -> Iterator[None]:
+        """Keep a call generating while a client waits for it."""
+        call.waiters += 1
+        if call.grace is not None:
+            call.grace.cancel()
+            call.grace = None
+        try:
+            yield
+        finally:
+            call.waiters -= 1
+            self._changed_at = time.monotonic()
+            if call.waiters == 0 and not call.completed.done() and call.task is not None:
+                loop = asyncio.get_running_loop()
+                call.grace = loop.call_later(self.settings.retry_grace_s, call.task.cancel)
+            self._forget(call)
+
+    def mark_delivered(self, call: PendingCall) -> None:
+        """Note that some client has every byte of the reply: the same request again is a new sample."""
+        if self._joinable.get(call.digest) is call:
+            del self._joinable[call.digest]
+        if call.index is not None and self._tree is None:
+            self._builder.mark_delivered(call.index, self._clock())
+
+    async def count_tokens(self, request: ChatRequest, headers: Mapping[str, str], *, size: int) -> int:
+        """Return how many prompt tokens a request would have. Records nothing."""
+        self._require_open()
+        async with self._building:
+            prepare = functools.partial(self._builder.prepare, request, headers, arrived_s=self._clock())
+            prepared = await self.off_loop(prepare, size)
+        return len(prepared.prompt_token_ids)
+
+    async def settle(self, *, quiet_s: float = 0.2, timeout_s: float = 10.0) -> PrefixTree:
+        """End the session when nothing is pending and nothing has happened for `quiet_s`, at most `timeout_s` from now.
+
+        A turn that no client waits for any more is given up at once. Idempotent.
+        """
+        deadline = time.monotonic() + timeout_s
+        while self._tree is None:
+            for call in list(self._pending):
+                if call.waiters == 0 and call.task is not None:
+                    call.task.cancel()
+            now = time.monotonic()
+            quiet = not self._pending and now - self._changed_at >= quiet_s
+            if quiet or now >= deadline:
+                await self.close()
+                self._tree = self._builder.freeze()
+                break
+            await asyncio.sleep(min(0.02, quiet_s))
+        return self._tree
+
+    async def close(self) -> None:
+        """Kill the key, give up what is in flight, let go of held calls. Idempotent."""
+        if not self.closed.done():
+            self.closed.set_result(None)
+            if self._on_close is not None:
+                self._on_close()
+        tasks = [call.task for call in self._pending if call.task is not None and not call.task.done()]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def _answer(self, call: PendingCall, headers: Mapping[str, str], *, arrived_s: float, size: int) -> None:
+        """Take one call from request to recorded reply."""
+        try:
+            completion = await self._sample(call, headers, arrived_s=arrived_s, size=size)
+        except ContextOverflow as overflow:
+            self._counters.overflows_in_a_row += 1
+            call.fail(overflow)
+            if self._counters.overflows_in_a_row >= MAX_OVERFLOWS:
+                self._spend(StopReason.CONTEXT_LENGTH)
+        except ProxyError as error:
+            call.fail(error)
+        except Exception as error:  # the boundary: whatever broke is ours and ends the rollout, never the server
+            if not isinstance(error, EngineError):
+                logger.exception("A model call failed.")
+            self.engine_error = (
+                error if isinstance(error, ClawGymError) else EngineError(f"{type(error).__name__}: {error}")
+            )
+            call.fail(self.engine_error)
+            self._spend(StopReason.ENGINE_ERROR)
+        else:
+            call.completed.set_result(completion)
+
+    def _ended(self, call: PendingCall, task: asyncio.Task[None]) -> None:
+        """Tidy up when a call's task is over, cancelled ones (which may never have begun) included."""
+        call.fail(SessionClosed("The call was given up: its client left or its rollout is over."))
+        if call.completed.exception() is not None and self._joinable.get(call.digest) is call:
+            del self._joinable[call.digest]
+        self._changed_at = time.monotonic()
+        self._forget(call)
+
+    async def _sample(
+        self, call: PendingCall, headers: Mapping[str, str], *, arrived_s: float, size: int
+    ) -> Completion:
+        async with self._building:  # the builder is no concurrent structure, and prepare may run on a thread
+            prepare = functools.partial(self._builder.prepare, call.request, headers, arrived_s=arrived_s)
+            prepared = await self.off_loop(prepare, size)
+        prompt_tokens = len(prepared.prompt_token_ids)
+        window = self.context_length - prompt_tokens
+        if window < 1:
+            raise ContextOverflow(prompt_tokens, self.context_length)
+        self._counters.overflows_in_a_row = 0
+        call.rendered.set_result(prompt_tokens)
+        sampling = self._call_sampling(call.request, prepared, window)
+        generation = await self._generate(prepared, sampling)
+        generated_s = self._clock()
+        completion = self._complete(call, prepared, generation)
+        budget = call.request.max_tokens
+        async with self._building:
+            call.index = self._builder.commit(
+                prepared,
+                generation,
+                completion,
+                sampling,
+                generated_s=generated_s,
+                starved=budget is not None and budget < STARVED_BUDGET,
+            )
+        self._counters.calls += 1
+        self._counters.sampled_tokens += len(generation.token_ids)
+        if self._on_call is not None:
+            await self._on_call(self._builder.call(call.index))
+        return completion
+
+    def _call_sampling(self, request: ChatRequest, prepared: PreparedCall, window: int) -> SamplingParams:
+        """Return the policy's own sampling, clamped to what is left, with a seed no other call of the rollout has."""
+        parent = prepared.lineage_parent
+        ordinal = self._counters.by_parent.get(parent, 0)
+        self._counters.by_parent[parent] = ordinal + 1
+        name = f"{self._seed}/{parent}/{ordinal}".encode()
+        seed = int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "little") >> 1
+        budget = min(self._sampling.max_tokens, window)
+        if request.max_tokens is not None:
+            budget = min(budget, request.max_tokens)
+        return self._sampling.model_copy(update={"max_tokens": budget, "seed": seed})
+
+    async def _generate(self, prepared: PreparedCall, sampling: SamplingParams) -> Generation:
+        """Ask the engine, a second time when the first fails: the client may already have its headers."""
+        failure = EngineError("The engine was not asked.")
+        for _ in range(GENERATE_ATTEMPTS):
+            try:
+                generation = await self._engine.generate(prepared.prompt_token_ids, sampling)
+            except EngineError as error:
+                failure = error
+                continue
+            if generation.finish_reason == "abort":
+                failure = EngineError("Expected a whole turn, got one that the engine had aborted.")
+            elif len(generation.token_ids) != len(generation.logprobs):
+                lengths = f"{len(generation.token_ids)} ids and {len(generation.logprobs)}"
+                failure = EngineError(f"Expected a log-probability for every sampled id, got {lengths}.")
+            else:
+                return generation
+        raise failure
+
+    def _complete(self, call: PendingCall, prepared: PreparedCall, generation: Generation) -> Completion:
+        """Parse the sampled turn once; every client that waits gets this."""
+        request = call.request
+        token_ids = generation.token_ids.tolist()
+        prompt_tail = prepared.prompt_token_ids[-PARSER_TAIL:].tolist()
+        reply = parse_reply(self._engine.renderer, token_ids, request.tools, prompt_tail)
+        content, stop_sequence = cut_at_stop(reply.content, request.stop)
+        pairs = reply.tool_calls if stop_sequence is None else ()
+        calls = tuple(
+            ToolCall("call" + self._mint(call.id.encode(), b"%d" % i), name, arguments)
+            for i, (name, arguments) in enumerate(pairs)
+        )
+        finish: FinishReason = generation.finish_reason
+        if stop_sequence is not None:
+            finish = "stop"
+        elif calls and finish == "stop":
+            finish = "tool_calls"
+        return Completion(
+            id=call.id,
+            model=request.model,
+            content=content,
+            reasoning=reply.reasoning,
+            tool_calls=calls,
+            finish_reason=finish,
+            prompt_tokens=len(prepared.prompt_token_ids),
+            completion_tokens=len(token_ids),
+            stop_sequence=stop_sequence,
+        )
+
+    def _spent_budget(self) -> StopReason | None:
+        if self._spent is not None:
+            return self._spent
+        running = sum(not call.completed.done() for call in self._pending)
+        if self._counters.calls + running >= self._limits.max_calls:
+            return StopReason.MAX_CALLS
+        if self._counters.sampled_tokens >= self._limits.max_total_tokens:
+            return StopReason.TOKEN_BUDGET
+        return None
+
+    def _spend(self, reason: StopReason) -> None:
+        """Accept no new call; say so to the runner once the calls in flight are through."""
+        if self._spent is None:
+            self._spent = reason
+        self._tell_if_idle()
+
+    def _tell_if_idle(self) -> None:
+        if self._spent is not None and not self._pending and not self.exhausted.done():
+            self.exhausted.set_result(self._spent)
+
+    def _forget(self, call: PendingCall) -> None:
+        if call.over:
+            self._pending.discard(call)
+            self._tell_if_idle()
+
+    def _require_open(self) -> None:
+        if self.closed.done():
+            raise SessionClosed("The rollout of this key is over.")
+
+    def _clock(self) -> float:
+        """Seconds since the first call arrived."""
+        return 0.0 if self._started_at is None else time.monotonic() - self._started_at
+
+    def _mint(self, *parts: object) -> str:
+        """Return an id of letters and digits only: some harnesses strip everything else."""
+        name = repr((self.key, parts)).encode()
+        return hashlib.blake2b(name, digest_size=12).hexdigest()
+
+
+def cut_at_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:
+    """Cut `text` before the earliest of the client's stop sequences; return it and the sequence found."""
+    found = [(position, stop) for stop in stops if (position := text.find(stop)) >= 0]
+    if not found:
+        return text, None
+    position, stop = min(found)
+    return text[:position], stop

@@ -1,0 +1,175 @@
+"""What the dialect modules share: the shape of a dialect, and careful reading of JSON that others wrote.
+
+Each of `chat` and `messages` is a module with the functions of `WireDialect`; `app` and `streaming` talk to it only.
+Invariant: whatever a body holds, reading it ends in a value of the promised type or in a `ProxyError` that names the
+field; never in another exception.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Literal, Protocol
+
+import orjson
+
+from clawgym_env.errors import ContextOverflow, ProxyError
+from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message
+
+ErrorKind = Literal["invalid_request", "not_found", "too_large", "unavailable"]
+
+STATUS: Mapping[ErrorKind, int] = {"invalid_request": 400, "not_found": 404, "too_large": 413, "unavailable": 503}
+"""HTTP status of each kind of error. Never 429: Codex does not retry it."""
+
+TEXT_SEPARATOR = "\n"
+"""Between the text parts of one message. A single part equals the same text as a plain string."""
+
+
+class WireDialect(Protocol):
+    """One API as harnesses speak it. Implemented by modules."""
+
+    NAME: Dialect
+    KEEP_ALIVE: bytes
+    """Sent while a turn generates; every client of the dialect ignores it."""
+
+    def parse_request(self, body: bytes) -> ChatRequest:
+        """Translate a request body.
+
+        Raises:
+            ProxyError: the body is not a request of this dialect; the message names the field.
+        """
+
+    def render_completion(self, completion: Completion) -> bytes:
+        """Return the body of a non-streaming answer."""
+
+    def opening_event(self, completion_id: str, request: ChatRequest, prompt_tokens: int) -> bytes:
+        """Return what a stream begins with, known before anything is generated."""
+
+    def stream_events(self, completion: Completion, request: ChatRequest) -> Iterator[bytes]:
+        """Yield the rest of the stream; the last item ends the turn for the client."""
+
+    def error_body(self, kind: ErrorKind, message: str) -> bytes:
+        """Return an error in the dialect's own form."""
+
+    def overflow_error(self, overflow: ContextOverflow) -> bytes:
+        """Return the 400 whose words make harnesses compact their context."""
+
+
+def read_object(body: bytes) -> dict[str, Json]:
+    """Parse a request body that must be a JSON object.
+
+    Raises:
+        ProxyError: it is not.
+    """
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        value = _read_lone_surrogates(body, error)
+    if not isinstance(value, dict):
+        raise ProxyError(f"Expected a JSON object as body, got {type_name(value)}.")
+    return value
+
+
+def _read_lone_surrogates(body: bytes, error: orjson.JSONDecodeError) -> Json:
+    """Read what orjson refuses but JavaScript writes: a character cut in half is a lone surrogate escape."""
+    try:
+        text = json.dumps(json.loads(body), ensure_ascii=False)
+        value: Json = orjson.loads(text.encode("utf-8", "replace"))
+    except (ValueError, RecursionError):
+        raise ProxyError(f"Expected a JSON object as body, got invalid JSON: {error}.") from error
+    return value
+
+
+def type_name(value: Json) -> str:
+    """Return the JSON name of a value's type."""
+    names: dict[type, str] = {bool: "boolean", int: "number", float: "number", str: "string", list: "array"}
+    return "null" if value is None else names.get(type(value), "object")
+
+
+def as_object(value: Json, where: str) -> dict[str, Json]:
+    """Return `value` as an object, or raise `ProxyError` naming `where`."""
+    if not isinstance(value, dict):
+        raise ProxyError(f"Expected an object at {where}, got {type_name(value)}.")
+    return value
+
+
+def as_list(value: Json, where: str) -> list[Json]:
+    """Return `value` as an array (null is an empty one), or raise `ProxyError` naming `where`."""
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise ProxyError(f"Expected an array at {where}, got {type_name(value)}.")
+    return value
+
+
+def as_text(value: Json, where: str) -> str:
+    """Return `value` as text (null is empty), or raise `ProxyError` naming `where`."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ProxyError(f"Expected a string at {where}, got {type_name(value)}.")
+    return value
+
+
+def as_budget(value: Json, where: str) -> int | None:
+    """Return a token budget: a positive whole number or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value != value or value < 1 or value > 2**53:
+        raise ProxyError(f"Expected a positive whole number at {where}, got {json.dumps(value)[:80]}.")
+    return int(value)
+
+
+def as_stops(value: Json, where: str) -> tuple[str, ...]:
+    """Return stop sequences: null, one string or an array of strings; empty ones are dropped."""
+    values = [value] if isinstance(value, str) else as_list(value, where)
+    return tuple(text for text in (as_text(item, f"{where}[]") for item in values) if text)
+
+
+def content_text(value: Json, where: str) -> str:
+    """Return the text of message content: null, a string, or an array of parts."""
+    if value is None or isinstance(value, str):
+        return value or ""
+    parts = as_list(value, where)
+    return TEXT_SEPARATOR.join(part_text(part, f"{where}[{i}]") for i, part in enumerate(parts))
+
+
+def part_text(value: Json, where: str) -> str:
+    """Return the text of one content part, or a short placeholder such as "[image]"."""
+    if isinstance(value, str):
+        return value
+    part = as_object(value, where)
+    kind = part.get("type", "text")
+    for key in ("text", "refusal"):
+        if key in part:
+            return as_text(part[key], f"{where}.{key}")
+    if kind in ("image", "image_url", "input_image"):
+        return "[image]"
+    if kind == "tool_reference":
+        return f"[tool: {as_text(part.get('tool_name'), f'{where}.tool_name')}]"
+    return f"[{as_text(kind, f'{where}.type')}]"
+
+
+def arguments_text(value: Json) -> str:
+    """Return tool arguments as JSON text; some clients send the object itself."""
+    if isinstance(value, str):
+        return value
+    return "" if value is None else orjson.dumps(value).decode()
+
+
+def pick(body: Mapping[str, Json], names: Iterable[str]) -> dict[str, Json]:
+    """Return the given fields of a body as far as they are there."""
+    return {name: body[name] for name in names if name in body}
+
+
+def require_conversation(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the messages, or raise `ProxyError` when there is nothing to answer."""
+    if not messages:
+        raise ProxyError("Expected at least one message in messages, got none.")
+    return tuple(messages)
+
+
+def sse(data: bytes, event: str | None = None) -> bytes:
+    """Frame one server-sent event."""
+    prefix = b"" if event is None else b"event: " + event.encode() + b"\n"
+    return prefix + b"data: " + data + b"\n\n"
