@@ -1,0 +1,97 @@
+"""ClawGym: reinforcement learning of language models through real agent harnesses, as Gymnasium environments.
+
+Importing this package registers the `ClawGym-*-v0` ids and nothing else; names are loaded when they are used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from clawgym_env._version import __version__
+from clawgym_env.registration import env_id, register_all
+
+if TYPE_CHECKING:
+    from clawgym_env.cache import cache_dir
+    from clawgym_env.engine.base import Engine, Generation, SamplingParams
+    from clawgym_env.envs.rollout import RolloutEnv
+    from clawgym_env.envs.rollout_vector import RolloutVectorEnv, rollouts
+    from clawgym_env.errors import ClawGymError, HarnessNotInstalled, PolicyNotBuilt
+    from clawgym_env.grading.base import Grade, Grader
+    from clawgym_env.harness import HarnessAdapter
+    from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
+    from clawgym_env.rollout import Rollout, StopReason
+    from clawgym_env.tasks.task import Limits, Task, TaskFile, TaskSet
+    from clawgym_env.trace.prefix_tree import PrefixTree, Selection
+    from clawgym_env.trace.store import RolloutStore
+
+_HOMES = {
+    "cache_dir": "cache",
+    "Engine": "engine.base",
+    "Generation": "engine.base",
+    "SamplingParams": "engine.base",
+    "RolloutEnv": "envs.rollout",
+    "RolloutVectorEnv": "envs.rollout_vector",
+    "rollouts": "envs.rollout_vector",
+    "ClawGymError": "errors",
+    "HarnessNotInstalled": "errors",
+    "PolicyNotBuilt": "errors",
+    "Grade": "grading.base",
+    "Grader": "grading.base",
+    "HarnessAdapter": "harness",
+    "RolloutPool": "pool",
+    "RolloutRequest": "pool",
+    "ServedPolicy": "pool",
+    "Rollout": "rollout",
+    "StopReason": "rollout",
+    "Limits": "tasks.task",
+    "Task": "tasks.task",
+    "TaskFile": "tasks.task",
+    "TaskSet": "tasks.task",
+    "PrefixTree": "trace.prefix_tree",
+    "Selection": "trace.prefix_tree",
+    "RolloutStore": "trace.store",
+}
+
+__all__ = [
+    "ClawGymError",
+    "Engine",
+    "Generation",
+    "Grade",
+    "Grader",
+    "HarnessAdapter",
+    "HarnessNotInstalled",
+    "Limits",
+    "PolicyNotBuilt",
+    "PrefixTree",
+    "Rollout",
+    "RolloutEnv",
+    "RolloutPool",
+    "RolloutRequest",
+    "RolloutStore",
+    "RolloutVectorEnv",
+    "SamplingParams",
+    "Selection",
+    "ServedPolicy",
+    "StopReason",
+    "Task",
+    "TaskFile",
+    "TaskSet",
+    "__version__",
+    "cache_dir",
+    "env_id",
+    "rollouts",
+]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+register_all()

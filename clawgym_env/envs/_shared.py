@@ -1,0 +1,65 @@
+"""Live objects inside a Gymnasium `EnvSpec`.
+
+Gymnasium deep-copies an environment's spec (wrappers, `check_env`, `make(spec)`), and an engine with threads and
+weights cannot be copied. The environments put such a keyword into a handle that every copy of the spec shares.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
+_PLAIN = (str, int, float, Path, Enum, BaseModel, FunctionType, type(None))
+
+
+class Shared:
+    """A handle on a live object: deep copies of it hold the same object."""
+
+    def __init__(self, value: object) -> None:
+        self.value = value
+
+    def __deepcopy__(self, memo: dict[int, object]) -> Shared:
+        return self
+
+    def __repr__(self) -> str:
+        return f"Shared({self.value!r})"
+
+
+def share(value: Any) -> Any:
+    """Put everything that is not plain data into a handle; containers are copied."""
+    if isinstance(value, (*_PLAIN, Shared)):
+        return value
+    if isinstance(value, Mapping):
+        return {key: share(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(share(item) for item in value)
+    return Shared(value)
+
+
+def unshare(value: Any) -> Any:
+    """Undo `share`."""
+    if isinstance(value, Shared):
+        return value.value
+    if isinstance(value, Mapping):
+        return {key: unshare(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(unshare(item) for item in value)
+    return value
+
+
+def share_spec(spec: EnvSpec | None) -> EnvSpec | None:
+    """Return a spec whose keywords survive `copy.deepcopy`."""
+    if spec is None:
+        return None
+    spec = copy.copy(spec)
+    spec.kwargs = share(spec.kwargs)
+    return spec

@@ -1,0 +1,283 @@
+"""Many rollouts per step: the vector form of `RolloutEnv`, on one event loop instead of one process each.
+
+Neighbours of `group_size` share task and harness, which is what group-relative learners compare. Invariant: what
+sub-environment i shows equals what a single `RolloutEnv` with the same draw would show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import gymnasium as gym
+import numpy as np
+import numpy.typing as npt
+from gymnasium.error import ResetNeeded
+from gymnasium.vector import AutoresetMode
+from gymnasium.vector.utils import batch_space
+
+from clawgym_env.engine.base import Engine, SamplingParams
+from clawgym_env.envs import _face
+from clawgym_env.envs._face import Info, Observation
+from clawgym_env.envs._shared import share_spec, unshare
+from clawgym_env.envs.rollout import RolloutEnv, _known
+from clawgym_env.envs.sampler import Draw, GroupSampler
+from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
+from clawgym_env.grading.base import GraderLike
+from clawgym_env.pool import RolloutRequest
+from clawgym_env.rollout import Rollout
+from clawgym_env.tasks.task import Limits, TasksLike
+
+if TYPE_CHECKING:
+    from gymnasium.envs.registration import EnvSpec
+
+    from clawgym_env.policy import Policy
+    from clawgym_env.trace.store import RolloutStore
+
+BatchedObservation = dict[str, Any]
+DEFAULT_CONCURRENCY = 16
+
+
+class RolloutVectorEnv(gym.vector.VectorEnv[BatchedObservation, npt.NDArray[np.int64], npt.NDArray[Any]]):
+    """`num_envs` rollouts per step; keywords beyond these as in `RolloutEnv`.
+
+    Args:
+        num_envs: rollouts per step.
+        group_size: neighbours that share task, harness and group id; divides `num_envs`.
+        max_concurrency: harnesses alive at once (default: `num_envs`, at most 16).
+        autoreset_mode: DISABLED (the loop is `reset(); step()`) or SAME_STEP (finished trees in `infos["final_obs"]`).
+    """
+
+    metadata = {  # noqa: RUF012 (Gymnasium's own declaration)
+        **RolloutEnv.metadata,
+        "autoreset_mode": AutoresetMode.DISABLED,
+    }
+
+    def __init__(
+        self,
+        num_envs: int = 1,
+        *,
+        group_size: int = 1,
+        max_concurrency: int | None = None,
+        autoreset_mode: AutoresetMode | str = AutoresetMode.DISABLED,
+        tasks: TasksLike = DEFAULT_TASKS,
+        harness: HarnessLike = "mini",
+        policy: str | Path | Policy | None = None,
+        engine: str | Engine | None = None,
+        policies: Policies | None = None,
+        sampling: SamplingParams | Mapping[str, float] | None = None,
+        sandbox: SandboxLike = "local",
+        grader: GraderLike | None = None,
+        limits: Limits | Mapping[str, float] | None = None,
+        run_dir: str | Path | None = None,
+        seed: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if num_envs < 1 or group_size < 1 or num_envs % group_size:
+            raise ValueError(
+                f"Expected num_envs to be a multiple of group_size, got num_envs={num_envs}, group_size={group_size}."
+            )
+        self._autoreset = _autoreset_mode(autoreset_mode)
+        self.metadata = {**type(self).metadata, "autoreset_mode": self._autoreset}
+        self._service = RolloutService(
+            tasks=unshare(tasks),
+            harness=unshare(harness),
+            policy=unshare(policy),
+            engine=unshare(engine),
+            policies=unshare(policies),
+            sampling=sampling,
+            sandbox=unshare(sandbox),
+            grader=unshare(grader),
+            limits=limits,
+            run_dir=run_dir,
+            max_concurrency=max_concurrency if max_concurrency is not None else min(num_envs, DEFAULT_CONCURRENCY),
+        )
+        self._sampler = GroupSampler(self._service.tasks, self._service.harnesses)
+        self._first_seed = seed
+        self.num_envs = num_envs
+        self.group_size = group_size
+        self.render_mode = render_mode
+        self.single_observation_space = _face.observation_space(len(self._service.harnesses))
+        self.single_action_space = gym.spaces.Discrete(len(self._service.policy_names))
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._draws: list[Draw | None] = [None] * num_envs
+        self._rollouts: list[Rollout | None] = [None] * num_envs
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """How to make this environment again; live keywords are shared by its copies."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        self._spec = share_spec(spec)
+
+    _spec: EnvSpec | None = None
+
+    @property
+    def store(self) -> RolloutStore | None:
+        """The run directory's store, open from the first step on; None without a run directory."""
+        return self._service.store
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[BatchedObservation, Info]:
+        """Draw a task and a harness for every group.
+
+        Args:
+            seed: starts the order of tasks and all sampling seeds over.
+            options: `task_ids`, one per group (None draws), replaces the drawn tasks; `reset_mask`, boolean, shape
+                [num_envs], resets whole groups only.
+        """
+        options = _known(options, "reset_mask", "task_ids")
+        mask = self._mask(options.get("reset_mask"))
+        if seed is None and self._sampler.seed is None:
+            seed = self._first_seed
+        super().reset(seed=seed)
+        if seed is not None or self._sampler.seed is None:
+            self._sampler.reseed(seed if seed is not None else int(self.np_random.integers(2**31)))
+        self._draw_groups(mask, options.get("task_ids"))
+        infos: Info = {}
+        for i, draw in enumerate(self._drawn()):
+            if mask[i]:
+                infos = self._add_info(infos, _face.reset_info(draw, self._service.harnesses[draw.harness]), i)
+        return self._observations(), infos
+
+    def step(
+        self, actions: npt.NDArray[np.int64] | Sequence[int]
+    ) -> tuple[BatchedObservation, npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], Info]:
+        """Run all drawn tasks to their end, sub-environment i with policy number `actions[i]`.
+
+        Raises:
+            ResetNeeded: a sub-environment's episode is over (DISABLED), or none has begun.
+            HarnessNotInstalled, PolicyNotBuilt: with the command to run.
+        """
+        actions = np.asarray(actions)
+        if not self.action_space.contains(actions):
+            raise ValueError(f"Expected actions of {self.action_space}, got {actions!r}.")
+        draws = self._drawn()
+        if any(rollout is not None for rollout in self._rollouts):
+            raise ResetNeeded("Expected reset() before step(): with autoreset DISABLED an episode is one step long.")
+        rollouts = self._service.run([self._request(draws, i, int(action)) for i, action in enumerate(actions)])
+        self._rollouts = list(rollouts)
+        ends = [_face.ended(rollout) for rollout in rollouts]
+        infos: Info = {}
+        if self._autoreset is AutoresetMode.SAME_STEP:
+            finals = [self._observation(i) for i in range(self.num_envs)]
+            self._draw_groups(np.ones(self.num_envs, dtype=bool), None)
+            for i, (rollout, draw) in enumerate(zip(rollouts, self._drawn(), strict=True)):
+                final = {"final_obs": finals[i], "final_info": _face.final_info(rollout)}
+                infos = self._add_info(infos, final, i)
+                infos = self._add_info(infos, _face.reset_info(draw, self._service.harnesses[draw.harness]), i)
+        else:
+            for i, rollout in enumerate(rollouts):
+                infos = self._add_info(infos, _face.final_info(rollout), i)
+        return (
+            self._observations(),
+            np.array([rollout.reward for rollout in rollouts], dtype=np.float64),
+            np.array([terminated for terminated, _ in ends], dtype=np.bool_),
+            np.array([truncated for _, truncated in ends], dtype=np.bool_),
+            infos,
+        )
+
+    def as_completed(self, total: int, *, action: int = 0) -> Iterator[Rollout]:
+        """Yield `total` rollouts of freshly drawn groups as they finish, `max_concurrency` always running.
+
+        Weights may be updated between items: running rollouts go on under the new ones. The groups come after those
+        `reset` has drawn, and neither touch nor need the episodes of `step`.
+
+        Raises:
+            ValueError: `total` is not a multiple of `group_size`.
+        """
+        if total % self.group_size:
+            raise ValueError(
+                f"Expected total to be a multiple of group_size, got total={total}, group_size={self.group_size}."
+            )
+        if self._sampler.seed is None:
+            self.reset()
+        return self._service.as_completed(self._requests(total // self.group_size, action))
+
+    def render(self) -> tuple[str, ...] | None:
+        """Return every finished rollout as text ("ansi"), None without a render mode."""
+        return tuple(map(_face.draw_rollout, self._rollouts)) if self.render_mode == "ansi" else None
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """End everything this environment started."""
+        self._service.close()
+
+    def _requests(self, num_groups: int, action: int) -> Iterator[RolloutRequest]:
+        for _ in range(num_groups):
+            draw = self._sampler.draw()
+            for index in range(self.group_size):
+                yield self._service.request(draw, policy=action, index=index)
+
+    def _request(self, draws: Sequence[Draw], i: int, action: int) -> RolloutRequest:
+        return self._service.request(draws[i], policy=action, index=i % self.group_size)
+
+    def _draw_groups(self, mask: npt.NDArray[np.bool_], task_ids: Sequence[str | None] | None) -> None:
+        num_groups = self.num_envs // self.group_size
+        if task_ids is not None and len(task_ids) != num_groups:
+            raise ValueError(f"Expected task_ids for {num_groups} groups, got {len(task_ids)}.")
+        for group in range(num_groups):
+            members = slice(group * self.group_size, (group + 1) * self.group_size)
+            if mask[members.start]:
+                draw = self._sampler.draw(None if task_ids is None else task_ids[group])
+                self._draws[members] = [draw] * self.group_size
+                self._rollouts[members] = [None] * self.group_size
+
+    def _drawn(self) -> list[Draw]:
+        draws = [draw for draw in self._draws if draw is not None]
+        if len(draws) < self.num_envs:
+            raise ResetNeeded("Expected every sub-environment to be reset once before it is used. Call reset().")
+        return draws
+
+    def _mask(self, mask: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:
+        if mask is None:
+            return np.ones(self.num_envs, dtype=bool)
+        if mask.shape != (self.num_envs,) or mask.dtype != np.bool_ or not mask.any():
+            raise ValueError(f"Expected reset_mask to be {self.num_envs} booleans, one of them True, got {mask!r}.")
+        groups = mask.reshape(-1, self.group_size)
+        if (groups.any(axis=1) != groups.all(axis=1)).any():
+            raise ValueError(f"Expected reset_mask to cover whole groups of {self.group_size}, got {mask!r}.")
+        return mask
+
+    def _observation(self, i: int) -> Observation:
+        return _face.observe(self._drawn()[i], self._rollouts[i])
+
+    def _observations(self) -> BatchedObservation:
+        seen = [_face.observe(draw, rollout) for draw, rollout in zip(self._drawn(), self._rollouts, strict=True)]
+        return {
+            "instruction": tuple(one["instruction"] for one in seen),
+            "response": tuple(one["response"] for one in seen),
+            "harness": np.array([one["harness"] for one in seen], dtype=np.int64),
+            "trace": tuple(one["trace"] for one in seen),
+        }
+
+
+def rollouts(infos: Mapping[str, Any]) -> list[Rollout]:
+    """Return the finished rollouts in the infos of a step, in order, whatever the autoreset mode.
+
+    The info of a single environment's step is accepted too.
+    """
+    final = infos.get("final_info", infos)
+    found = final.get("rollout")
+    if found is None:
+        return []
+    if isinstance(found, Rollout):
+        return [found]
+    return [rollout for rollout in found if rollout is not None]
+
+
+def _autoreset_mode(mode: AutoresetMode | str) -> AutoresetMode:
+    names = {mode.name: mode for mode in AutoresetMode} | {mode.value: mode for mode in AutoresetMode}
+    known = names.get(mode) if isinstance(mode, str) else mode
+    if known is None:
+        raise ValueError(f"Expected autoreset_mode DISABLED or SAME_STEP, got {mode!r}.")
+    if known is AutoresetMode.NEXT_STEP:
+        raise ValueError(
+            "Expected autoreset_mode DISABLED or SAME_STEP, got NEXT_STEP: an episode is one step long, so every "
+            "second step would do nothing but reset."
+        )
+    return known

@@ -1,0 +1,230 @@
+"""What runs rollouts behind both environments and the command line.
+
+Turns the keywords of `gym.make` into tasks, harnesses, policies, a sandbox backend and a grader, and opens a pool and
+a store at the first rollout. Synchronous outside, asynchronous inside (one shared background loop). Invariant: making
+one starts nothing and needs nothing installed, and `close` leaves nothing behind but the run directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeAlias, Union
+
+from clawgym_env import registry
+from clawgym_env._loop import shared_loop
+from clawgym_env.cache import cache_dir
+from clawgym_env.engine.base import Engine, SamplingParams
+from clawgym_env.envs.sampler import Draw
+from clawgym_env.grading.base import Grader, GraderLike
+from clawgym_env.harness import HarnessAdapter
+from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
+from clawgym_env.rollout import Rollout
+from clawgym_env.sandbox.base import SandboxBackend
+from clawgym_env.tasks.task import Limits, Task, TasksLike
+
+if TYPE_CHECKING:
+    from clawgym_env.policy import Policy
+    from clawgym_env.trace.store import RolloutStore
+
+HarnessLike: TypeAlias = Union[str, HarnessAdapter, Sequence["str | HarnessAdapter"]]
+"""A name ("claude-code?bare"), an import path, an adapter, or several to draw from."""
+PolicyLike: TypeAlias = Union[str, Path, "Policy", Engine]
+"""An embedded policy ("tiny", a Hugging Face folder), an engine ("scripted:FILE", an import path), or either, live."""
+Policies: TypeAlias = Union[Mapping[str, PolicyLike], Sequence["str | ServedPolicy"]]
+"""The arms of the action, by name; a `ServedPolicy` brings sampling of its own."""
+SandboxLike: TypeAlias = Union[str, SandboxBackend]
+
+DEFAULT_TASKS = "bundled"
+DEFAULT_POLICY = "tiny"
+
+
+class RolloutService:
+    """Runs rollouts for whoever draws them. Keywords as in `gym.make`."""
+
+    def __init__(
+        self,
+        *,
+        tasks: TasksLike = DEFAULT_TASKS,
+        harness: HarnessLike = "mini",
+        policy: str | Path | Policy | None = None,
+        engine: str | Engine | None = None,
+        policies: Policies | None = None,
+        sampling: SamplingParams | Mapping[str, float] | None = None,
+        sandbox: SandboxLike = "local",
+        grader: GraderLike | None = None,
+        limits: Limits | Mapping[str, float] | None = None,
+        run_dir: str | Path | None = None,
+        max_concurrency: int = 1,
+    ) -> None:
+        self.tasks = _load_tasks(tasks)
+        several = [harness] if isinstance(harness, str | HarnessAdapter) else harness
+        self.harnesses = tuple(map(registry.adapter, several))
+        self._sampling = SamplingParams.model_validate(sampling or {})
+        self._arms = _arms(policy, engine, policies, self._sampling)
+        self._served: dict[int, ServedPolicy] = {}
+        self._own_engines: list[Engine] = []
+        self._sandbox = sandbox
+        self._grader = grader
+        self._limits = None if limits is None else Limits.model_validate(limits)
+        self._run_dir = None if run_dir is None else Path(run_dir)
+        self.max_concurrency = max_concurrency
+        self._pool: RolloutPool | None = None
+        self._store: RolloutStore | None = None
+        self.closed = False
+
+    @property
+    def policy_names(self) -> tuple[str, ...]:
+        """The arms of the action, in order."""
+        return tuple(name for name, _ in self._arms)
+
+    @property
+    def store(self) -> RolloutStore | None:
+        """The run directory's store, open from the first rollout on; None without a run directory."""
+        return self._store
+
+    def request(self, draw: Draw, *, policy: int = 0, index: int = 0) -> RolloutRequest:
+        """Return the order for member `index` of a drawn group.
+
+        Raises:
+            HarnessNotInstalled, PolicyNotBuilt: with the command to run.
+        """
+        adapter = self.harnesses[draw.harness]
+        adapter.mounts(cache_dir())  # A missing harness shows here, before a policy is loaded for seconds.
+        return RolloutRequest(
+            task=draw.task,
+            adapter=adapter,
+            served=self.served(policy),
+            group_id=draw.group_id,
+            index=index,
+            seed=draw.rollout_seed(index),
+        )
+
+    def served(self, policy: int = 0) -> ServedPolicy:
+        """Return an arm with its engine, loading it at the first use.
+
+        Raises:
+            PolicyNotBuilt: with the command to run.
+        """
+        if policy not in self._served:
+            name, make = self._arms[policy]
+            made = make()
+            if isinstance(made, ServedPolicy):
+                self._served[policy] = made
+            else:
+                engine, own = made
+                if own:
+                    self._own_engines.append(engine)
+                self._served[policy] = ServedPolicy(name, engine, self._sampling)
+        return self._served[policy]
+
+    def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
+        """Run all requests; their rollouts come in the same order. Ctrl-C closes every sandbox, then raises."""
+        return shared_loop().run(self._open().run(requests))
+
+    def as_completed(self, requests: Iterable[RolloutRequest]) -> Iterator[Rollout]:
+        """Yield rollouts as they finish, drawing requests as slots fall free.
+
+        Others keep running while the caller works on one. Ending the iteration early cancels them.
+        """
+        loop, stream = shared_loop(), self._open().as_completed(requests)
+        try:
+            while (rollout := loop.run(_next(stream))) is not None:
+                yield rollout
+        finally:
+            loop.run(_finish(stream))
+
+    def close(self) -> None:
+        """End the proxy, the engines made here and the store. Idempotent."""
+        if self.closed:
+            return
+        self.closed = True
+        pool, self._pool = self._pool, None
+        engines, self._own_engines = self._own_engines, []
+        if pool is not None or engines:
+            shared_loop().run(_close(pool, engines))
+        self._served.clear()
+        if self._store is not None:
+            self._store.close()
+
+    def _open(self) -> RolloutPool:
+        if self.closed:
+            raise RuntimeError("Expected an open environment, got a closed one. Make a new one.")
+        if self._pool is None:
+            if self._run_dir is not None and self._store is None:
+                from clawgym_env.trace.store import RolloutStore
+
+                self._store = RolloutStore(self._run_dir)
+            self._pool = RolloutPool(
+                backend=registry.backend(self._sandbox),
+                grader=_as_grader(self._grader),
+                cache=cache_dir(),
+                max_concurrency=self.max_concurrency,
+                limits=self._limits,
+                store=self._store,
+            )
+        return self._pool
+
+
+_Arm: TypeAlias = tuple[str, Callable[[], "ServedPolicy | tuple[Engine, bool]"]]
+"""A name, and what makes its engine; True where the service has to close it."""
+
+
+def _arms(
+    policy: str | Path | Policy | None, engine: str | Engine | None, policies: Policies | None, sampling: SamplingParams
+) -> tuple[_Arm, ...]:
+    given = [name for name, value in (("policy", policy), ("engine", engine), ("policies", policies)) if value]
+    if len(given) > 1:
+        raise ValueError(f"Expected one of policy, engine and policies, got {' and '.join(given)}.")
+    if engine is not None:
+        return (_arm(engine if isinstance(engine, str) else "policy", engine),)
+    if policies:
+        if isinstance(policies, Mapping):
+            return tuple(_arm(name, spec) for name, spec in policies.items())
+        return tuple(_arm(spec, spec) if isinstance(spec, str) else _ready(spec) for spec in policies)
+    policy = policy or DEFAULT_POLICY
+    return (_arm(str(policy) if isinstance(policy, str | Path) else "policy", policy, embedded=True),)
+
+
+def _ready(served: ServedPolicy) -> _Arm:
+    return served.name, lambda: served
+
+
+def _arm(name: str, spec: PolicyLike, *, embedded: bool = False) -> _Arm:
+    def make() -> tuple[Engine, bool]:
+        if isinstance(spec, Engine):
+            return spec, False
+        if isinstance(spec, str) and ":" in spec and not embedded:
+            return registry.engine(spec), True
+        return registry.policy_engine(spec, cache_dir()), True
+
+    return name, make
+
+
+def _load_tasks(tasks: TasksLike) -> Sequence[Task]:
+    if not isinstance(tasks, str | Path):
+        return tasks
+    loaded: Sequence[Task] = registry.load("clawgym_env.tasks.loading:load_tasks")(tasks)
+    return loaded
+
+
+def _as_grader(grader: GraderLike | None) -> Grader:
+    made: Grader = registry.load("clawgym_env.grading.command:as_grader")(grader)
+    return made
+
+
+async def _next(stream: AsyncIterator[Rollout]) -> Rollout | None:
+    return await anext(stream, None)
+
+
+async def _finish(stream: AsyncIterator[Rollout]) -> None:
+    close = getattr(stream, "aclose", None)
+    if close is not None:
+        await close()
+
+
+async def _close(pool: RolloutPool | None, engines: Iterable[Engine]) -> None:
+    if pool is not None:
+        await pool.close()
+    for engine in engines:
+        await engine.close()
