@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Sequence
 
 from clawgym_env.errors import TaskError
-from clawgym_env.tasks.bundled import level1, level2
+from clawgym_env.tasks.bundled import level1, level2, level3, level4
 from clawgym_env.tasks.bundled.family import Instance, OracleStep, TaskFamily
 from clawgym_env.tasks.bundled.vocabulary import Split, Vocabulary
 from clawgym_env.tasks.task import Task, TaskSet
@@ -23,7 +23,7 @@ SEED_STRIDE = 1_000_000
 
 def families() -> tuple[TaskFamily, ...]:
     """Return every family, easiest level first."""
-    return (*level1.FAMILIES, *level2.FAMILIES)
+    return (*level1.FAMILIES, *level2.FAMILIES, *level3.FAMILIES, *level4.FAMILIES)
 
 
 def bundled_tasks(

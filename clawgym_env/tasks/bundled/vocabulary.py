@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import random
 import zlib
-from typing import Literal
+from collections.abc import Callable, Iterable
+from typing import Literal, TypeVar
 
 Split = Literal["train", "heldout"]
+Drawn = TypeVar("Drawn")
 
 CONSONANTS = "bdfgklmnprstvz"
 VOWELS = "aeiou"
@@ -66,9 +68,17 @@ class Vocabulary:
         """Return a new file name."""
         return f"{self.word()}.{extension}"
 
-    def owns(self, *derived: int) -> bool:
-        """Tell whether numbers computed from drawn ones fall into this split too. One digit always does: a count."""
-        return all(number < 10 or owner(str(number)) == self.split for number in derived)
+    def settle(self, draw: Callable[[], Drawn], derived: Callable[[Drawn], Iterable[int]]) -> Drawn:
+        """Repeat `draw` until the numbers computed from it belong to this split too.
+
+        Sums and products are answers, so they must not cross the splits either. One digit may: it is a count.
+        """
+        used = frozenset(self._used)
+        while True:
+            drawn = draw()
+            if all(number < 10 or owner(str(number)) == self.split for number in derived(drawn)):
+                return drawn
+            self._used = set(used)
 
     def _take(self, text: str) -> bool:
         if text in self._used or owner(text) != self.split:
