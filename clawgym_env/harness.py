@@ -58,6 +58,8 @@ class HarnessAdapter(ABC):
     dialect: Dialect
     """What it speaks to the proxy; an adapter with a choice sets it per instance."""
     supports_mcp: ClassVar[bool] = False
+    calls_model: ClassVar[bool] = True
+    """False where a run without a single model call is no failure (oracle, noop)."""
     memory_mb: ClassVar[int] = 2048
     """What the product needs at least; the sandbox gets the larger of this and the task's own limit."""
 

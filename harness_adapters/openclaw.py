@@ -7,7 +7,9 @@ not contain; `transient_suffix` says so, and the prefix tree branches its tokens
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
@@ -27,6 +29,9 @@ PROVIDER = "clawgym"
 STATE = f"{HOME}/.openclaw"
 CONFIG = f"{STATE}/openclaw.json"
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+MINUTE_STAMP = re.compile(r"^\[(\w{3} \d{4}-\d\d-\d\d) \d\d:\d\d ([^\]]+)\]")
+SESSION_ID = re.compile(r"(session=agent:main:explicit:|sessionId=)[0-9a-f-]{36}")
+SAME_ID = "00000000-0000-4000-8000-000000000000"
 TIMEOUT_MARGIN_S = 60
 """Its own deadline lies behind the runner's, which is the one that counts."""
 
@@ -63,6 +68,18 @@ class OpenClawHarness(HarnessAdapter):
     def transient_suffix(self, messages: Sequence[Message]) -> int:
         last = messages[-1] if messages else None
         return int(last is not None and last.role == "user" and last.content.lstrip().startswith(TRANSIENT))
+
+    def rewrite(self, request: ChatRequest) -> ChatRequest:
+        """Put midnight for the minute and zeros for the session id, which no switch turns off."""
+        messages = tuple(_without_nonces(message) for message in request.messages)
+        return replace(request, messages=messages)
+
+
+def _without_nonces(message: Message) -> Message:
+    if message.role != "user" or not message.content.startswith("["):
+        return message
+    content = MINUTE_STAMP.sub(r"[\1 00:00 \2]", message.content)
+    return replace(message, content=SESSION_ID.sub(rf"\g<1>{SAME_ID}", content))
 
 
 def config(context: HarnessContext) -> dict[str, Json]:

@@ -13,11 +13,20 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypedDict
 
 SYSTEM_PROMPT = "You work in a folder with tools. Do the task, then answer in one line."
 
-TOOLS = [
+
+class Tool(TypedDict):
+    """A tool as the model sees it; `parameters` is a JSON schema."""
+
+    name: str
+    description: str
+    parameters: dict[str, Any]
+
+
+TOOLS: list[Tool] = [
     {
         "name": "write",
         "description": "Write a file.",
