@@ -10,8 +10,6 @@ from pathlib import Path
 
 from clawgym_env.errors import HarnessError
 
-INSTALLABLE = ("pi", "claude-code", "openclaw")
-
 
 def install(name: str, cache: Path, *, log: Callable[[str], None]) -> None:
     """Install one harness, or every one for "all". Idempotent; `log` gets a line per step.

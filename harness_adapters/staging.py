@@ -31,6 +31,8 @@ def staged(target: Path, log: Callable[[str], None]) -> Iterator[Path | None]:
         if target.is_dir():
             yield None
             return
+        for left_behind in target.parent.glob(f".{target.name}-*"):
+            shutil.rmtree(left_behind, ignore_errors=True)  # by an installer that was killed: we hold the lock
         stage = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
             stage.chmod(0o755)
