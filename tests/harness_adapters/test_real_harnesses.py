@@ -1,0 +1,94 @@
+"""Every harness for real: in the local sandbox, over a real socket, against the real proxy and a scripted policy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_sandbox import CONTEXT
+
+from clawgym_env.cache import cache_dir
+from clawgym_env.engine.scripted import ScriptedEngine, tool_call
+from clawgym_env.errors import HarnessError
+from clawgym_env.harness import HarnessAdapter, HarnessExit
+from clawgym_env.proxy.app import ProxyServer
+from clawgym_env.registry import adapter
+from clawgym_env.sandbox.base import WORKDIR, SandboxSpec
+from clawgym_env.sandbox.local import LocalBackend
+from clawgym_env.trace.prefix_tree import PrefixTree
+from harness_adapters.install import install
+
+PORT = 8080
+
+
+@contextmanager
+def installed(name: str) -> Iterator[Path]:
+    """Give the install cache with a harness in it; skip loudly where it cannot be had."""
+    cache = cache_dir()
+    if name != "mini":
+        try:
+            install(name, cache, log=print)
+        except HarnessError as error:
+            pytest.skip(f"{name} cannot be installed here: {error}")
+    yield cache
+
+
+async def play(
+    harness: HarnessAdapter, replies: Sequence[str], cache: Path
+) -> tuple[HarnessExit, PrefixTree, bytes, ScriptedEngine]:
+    """Run one rollout by hand and return the exit, the tree and what is in `a.txt`."""
+    engine = ScriptedEngine(replies, context_length=200_000)
+    proxy = ProxyServer()
+    await proxy.start()
+    spec = SandboxSpec(memory_mb=harness.memory_mb, mounts=harness.mounts(cache))
+    sandbox = await LocalBackend().open(spec)
+    try:
+        session = proxy.open_session(engine, adapter=harness)
+        listener = await proxy.serve(await sandbox.listen(PORT), session)
+        context = replace(
+            CONTEXT,
+            instruction="Write hi into a.txt.",
+            base_url=f"http://127.0.0.1:{PORT}/r/{session.key}",
+            context_length=engine.context_length,
+        )
+        done = await asyncio.wait_for(harness.run(sandbox, context), 240)
+        tree = await session.settle()
+        await listener.close()
+        return done, tree, await sandbox.read_file(f"{WORKDIR}/a.txt"), engine
+    finally:
+        await sandbox.close()
+        await proxy.close()
+
+
+WRITE = "write", {"path": "a.txt", "content": "hi"}
+CLAUDE_WRITE = "Write", {"file_path": f"{WORKDIR}/a.txt", "content": "hi"}
+CLAUDE_BASH = "Bash", {"command": "printf hi > a.txt"}
+
+CASES = [
+    ("mini", *WRITE),
+    ("mini?dialect=messages", *WRITE),
+    pytest.param("pi", *WRITE, marks=pytest.mark.harness),
+    pytest.param("claude-code", *CLAUDE_WRITE, marks=pytest.mark.harness),
+    pytest.param("claude-code?bare", *CLAUDE_BASH, marks=pytest.mark.harness),
+    pytest.param("claude-code?tools=Bash,Write", *CLAUDE_WRITE, marks=pytest.mark.harness),
+    pytest.param("openclaw", *WRITE, marks=pytest.mark.harness),
+]
+
+
+@pytest.mark.parametrize(("spec", "tool", "arguments"), CASES)
+def test_it_does_the_task_and_every_sampled_token_is_trained(spec: str, tool: str, arguments: dict[str, str]) -> None:
+    replies = [f"On it.\n{tool_call(tool, **arguments)}", "Done: a.txt says hi."]
+    harness = adapter(spec)
+    with installed(harness.name) as cache:
+        done, tree, written, engine = asyncio.run(play(harness, replies, cache))
+    assert (done.exit_code, done.response, written) == (0, "Done: a.txt says hi.", b"hi"), done
+    assert [call.kind for call in tree.calls] == ["main", "main"], tree.outline()
+    assert [call.lineage_parent for call in tree.calls] == [None, 0]
+    assert all(call.state == "live" and not call.starved for call in tree.calls)
+    said = [engine.tokenizer.decode([int(token) for token in call.token_ids]) for call in tree.calls]
+    assert [text.split("<|im_end|>")[0] for text in said] == replies
+    assert tree.buckets()["trained"] == tree.num_completion_tokens
