@@ -8,11 +8,16 @@ what the engine sampled. Bytes stored grow with new tokens only.
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict
+
 from clawgym_env.engine.base import Logprobs, SamplingParams, TokenIds, VersionSpan
-from clawgym_env.messages import Dialect, FinishReason
+from clawgym_env.messages import Dialect, FinishReason, Json
 
 CallKind = Literal["main", "compaction", "subagent", "auxiliary"]
 CallState = Literal["live", "dead", "retry", "undelivered"]
@@ -78,3 +83,94 @@ class ModelCall:
     def policy_version(self) -> int:
         """The oldest policy version any sampled token came from (0 for an empty reply)."""
         return min((span.version for span in self.policy_versions), default=0)
+
+    def validate(self) -> None:
+        """Check what can be checked without the other calls.
+
+        Raises:
+            ValueError: an array has the wrong shape or type, or the version spans do not cover the reply.
+        """
+        arrays: tuple[tuple[str, npt.NDArray[np.generic], type[np.generic]], ...] = (
+            ("delta_token_ids", self.delta_token_ids, np.int32),
+            ("token_ids", self.token_ids, np.int32),
+            ("logprobs", self.logprobs, np.float32),
+        )
+        for name, array, dtype in arrays:
+            if array.ndim != 1 or array.dtype != dtype:
+                raise ValueError(
+                    f"Expected {name} of call {self.index} to be a vector of {dtype.__name__}, "
+                    f"got shape {array.shape} of {array.dtype}."
+                )
+        if len(self.logprobs) != len(self.token_ids):
+            raise ValueError(
+                f"Expected one logprob per sampled token of call {self.index}, "
+                f"got {len(self.logprobs)} for {len(self.token_ids)}."
+            )
+        end = 0
+        for span in self.policy_versions:
+            if span.start != end or span.end < span.start:
+                raise ValueError(f"Expected contiguous version spans in call {self.index}, got {self.policy_versions}.")
+            end = span.end
+        if end != len(self.token_ids):
+            raise ValueError(
+                f"Expected the version spans of call {self.index} to cover {len(self.token_ids)} tokens, got {end}."
+            )
+
+
+_ARRAYS = {"delta_token_ids": "<i4", "token_ids": "<i4", "logprobs": "<f4"}
+
+
+class _StoredCall(BaseModel):
+    """The JSON form of a `ModelCall`. Arrays are little-endian bytes in base64, so nothing is lost in a float."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    index: int
+    lineage_parent: int | None
+    prefix_parent: int | None
+    prefix_len: int
+    delta_token_ids: str
+    token_ids: str
+    logprobs: str
+    policy_versions: tuple[VersionSpan, ...]
+    sampling: SamplingParams
+    finish_reason: FinishReason
+    kind: CallKind
+    state: CallState
+    dialect: Dialect
+    drift_reason: str | None
+    request_hash: str
+    role_hash: str
+    starved: bool
+    timing: CallTiming
+
+
+def call_to_json(call: ModelCall) -> dict[str, Json]:
+    """Return a JSON value that `call_from_json` reads back without loss."""
+    values = {name: getattr(call, name) for name in _StoredCall.model_fields if name not in _ARRAYS}
+    packed = {name: _pack(getattr(call, name), dtype) for name, dtype in _ARRAYS.items()}
+    stored: dict[str, Json] = _StoredCall.model_construct(None, **values, **packed).model_dump(mode="json")
+    return stored
+
+
+def call_from_json(value: Json) -> ModelCall:
+    """Read what `call_to_json` wrote.
+
+    Raises:
+        ValueError: a field is missing or has the wrong type.
+    """
+    stored = _StoredCall.model_validate(value)
+    values = {name: getattr(stored, name) for name in _StoredCall.model_fields}
+    values.update({name: _unpack(values[name], dtype) for name, dtype in _ARRAYS.items()})
+    return ModelCall(**values)
+
+
+def _pack(array: npt.NDArray[np.generic], dtype: str) -> str:
+    return base64.b64encode(array.astype(dtype, copy=False).tobytes()).decode("ascii")
+
+
+def _unpack(text: str, dtype: str) -> npt.NDArray[np.generic]:
+    """Return a read-only array in the machine's own byte order."""
+    array = np.frombuffer(base64.b64decode(text, validate=True), dtype=dtype)
+    return array.astype(array.dtype.newbyteorder("="), copy=False)

@@ -6,7 +6,7 @@ Invariant: every sampled token of every call is in exactly one bucket (`buckets`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,9 +15,23 @@ import numpy.typing as npt
 
 from clawgym_env.engine.base import Logprobs, TokenIds
 from clawgym_env.messages import Json
-from clawgym_env.trace.calls import CallKind, ModelCall
+from clawgym_env.trace.calls import CallKind, ModelCall, call_from_json, call_to_json
 
 Use = Literal["train", "context", "drop"]
+
+BUCKETS = (
+    "trained",
+    "context",
+    "dead",
+    "retry",
+    "undelivered",
+    "starved",
+    "main",
+    "compaction",
+    "subagent",
+    "auxiliary",
+)
+"""Where sampled tokens end. The last four are calls whose kind is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +46,21 @@ class Selection:
     """Siblings the harness did not go on from (retries included)."""
     max_leaves: int = 16
     """Lineage leaves of kind main, dead and retry ones included; a rollout with more is over-branched."""
+
+    def bucket(self, call: ModelCall) -> str:
+        """Return what becomes of the sampled tokens of a call: one of `BUCKETS`."""
+        use: Use = getattr(self, call.kind)
+        if use == "drop":
+            return call.kind
+        if call.state == "undelivered":
+            return "undelivered"
+        if call.starved:
+            return "starved"
+        if call.state in ("dead", "retry"):
+            use = self.dead
+            if use == "drop":
+                return call.state
+        return "trained" if use == "train" else "context"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,7 +92,7 @@ class TokenRow:
 
 
 class PrefixTree:
-    """Immutable. `len(tree)` is the number of calls; `tree[i]` is a `ModelCall`."""
+    """Immutable. `len(tree)` is the number of calls; `tree[i]` is a `ModelCall`. Equal trees hold equal calls."""
 
     def __init__(self, calls: Sequence[ModelCall] = ()) -> None:
         self.calls: tuple[ModelCall, ...] = tuple(calls)
@@ -74,32 +103,95 @@ class PrefixTree:
     def __getitem__(self, index: int) -> ModelCall:
         return self.calls[index]
 
+    def __iter__(self) -> Iterator[ModelCall]:
+        return iter(self.calls)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PrefixTree) and self.to_json() == other.to_json()
+
+    def __hash__(self) -> int:
+        return hash(tuple(call.id for call in self.calls))
+
+    def __deepcopy__(self, memo: dict[int, object]) -> PrefixTree:
+        return self
+
     def prompt(self, index: int) -> TokenIds:
         """Return the exact prompt ids of a call, shape [prompt_len]."""
-        raise NotImplementedError
+        return self._tokens(index, self.calls[index].prompt_len)
 
     def history(self, index: int) -> TokenIds:
         """Return prompt and reply ids of a call, shape [history_len]."""
-        raise NotImplementedError
+        return self._tokens(index, self.calls[index].history_len)
 
     def trajectories(self, selection: Selection = Selection()) -> tuple[Trajectory, ...]:
         """Return the kept lineage paths, in order of their first call."""
-        raise NotImplementedError
+        kept = [selection.bucket(call) in ("trained", "context") for call in self.calls]
+        gone_on = [False] * len(self.calls)
+        for call in reversed(self.calls):
+            if call.lineage_parent is not None and (kept[call.index] or gone_on[call.index]):
+                gone_on[call.lineage_parent] = True
+        paths = [
+            Trajectory(self.lineage(call.index), call.kind)
+            for call in self.calls
+            if kept[call.index] and not gone_on[call.index]
+        ]
+        return tuple(sorted(paths, key=lambda path: (path.calls[0], path.calls[-1])))
+
+    def lineage(self, index: int) -> tuple[int, ...]:
+        """Return the calls the harness went on from, root first, ending with `index`."""
+        path: list[int] = []
+        at: int | None = index
+        while at is not None:
+            path.append(at)
+            at = self.calls[at].lineage_parent
+        return tuple(reversed(path))
 
     def rows(self, selection: Selection = Selection()) -> tuple[TokenRow, ...]:
-        """Return the token paths that cover every trained token once."""
-        raise NotImplementedError
+        """Return the token paths that cover every trained token once.
+
+        A trained call whose whole history is the beginning of a longer trained path is trained there; any other gets
+        a row of its own, so that each is trained in exactly the context it was sampled in.
+        """
+        trained = [selection.bucket(call) == "trained" and len(call.token_ids) > 0 for call in self.calls]
+        inside = self._contained_histories()
+        covered = [False] * len(self.calls)
+        leaves: list[int] = []
+        for index in range(len(self.calls) - 1, -1, -1):
+            if not trained[index] or covered[index]:
+                continue
+            leaves.append(index)
+            at: int | None = index
+            while at is not None and not covered[at]:
+                covered[at] = True
+                at = inside[at]
+        owned = [False] * len(self.calls)
+        rows: list[TokenRow] = []
+        for leaf in reversed(leaves):
+            members: list[int] = []
+            at = leaf
+            while at is not None and not owned[at]:
+                owned[at] = True
+                if trained[at]:
+                    members.append(at)
+                at = inside[at]
+            rows.append(self._row(leaf, members))
+        return tuple(rows)
 
     def buckets(self, selection: Selection = Selection()) -> Mapping[str, int]:
         """Count sampled tokens by what becomes of them: "trained", "context" or the reason they are dropped.
 
-        The counts sum to `num_completion_tokens`.
+        The counts sum to `num_completion_tokens`; every name of `BUCKETS` is present.
         """
-        raise NotImplementedError
+        counts = dict.fromkeys(BUCKETS, 0)
+        for call in self.calls:
+            counts[selection.bucket(call)] += len(call.token_ids)
+        return counts
 
     def over_branched(self, selection: Selection = Selection()) -> bool:
         """Whether the rollout has more main lineage leaves than `selection.max_leaves`."""
-        raise NotImplementedError
+        main = {call.index for call in self.calls if call.kind == "main"}
+        gone_on = {call.lineage_parent for call in self.calls if call.kind == "main"}
+        return len(main - gone_on) > selection.max_leaves
 
     @property
     def num_prompt_tokens(self) -> int:
@@ -114,15 +206,33 @@ class PrefixTree:
     @property
     def delivered_fraction(self) -> float:
         """Share of sampled tokens whose reply reached the harness; 1.0 for an empty tree."""
-        raise NotImplementedError
+        total = self.num_completion_tokens
+        if total == 0:
+            return 1.0
+        delivered = sum(len(call.token_ids) for call in self.calls if call.timing.delivered_s is not None)
+        return delivered / total
 
     def outline(self, decode: Callable[[Sequence[int]], str] | None = None) -> str:
-        """Draw the tree as indented text, one line a call."""
-        raise NotImplementedError
+        """Draw the tree as indented text, one line a call.
+
+        Follows lineage; a line is indented further than its parent's only where the harness went on more than once.
+        """
+        children: dict[int | None, list[int]] = {}
+        for call in self.calls:
+            children.setdefault(call.lineage_parent, []).append(call.index)
+        lines: list[str] = []
+        stack = [(index, 0) for index in reversed(children.get(None, []))]
+        while stack:
+            index, depth = stack.pop()
+            lines.append("  " * depth + self._line(self.calls[index], decode))
+            below = children.get(index, [])
+            deeper = depth + 1 if len(below) > 1 else depth
+            stack.extend((child, deeper) for child in reversed(below))
+        return "\n".join(lines)
 
     def to_json(self) -> dict[str, Json]:
         """Return a JSON value `from_json` reads back."""
-        raise NotImplementedError
+        return {"calls": [call_to_json(call) for call in self.calls]}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Json]) -> PrefixTree:
@@ -131,4 +241,119 @@ class PrefixTree:
         Raises:
             ValueError: the arrays and the prefix chain do not fit together.
         """
-        raise NotImplementedError
+        calls = value.get("calls")
+        if not isinstance(calls, list):
+            raise ValueError(f"Expected a list under 'calls', got {type(calls).__name__}. Write trees with to_json.")
+        tree = cls([call_from_json(call) for call in calls])
+        tree.validate()
+        return tree
+
+    def validate(self) -> None:
+        """Check what every reader relies on.
+
+        Raises:
+            ValueError: an invariant of `ModelCall` is broken; the message names the call.
+        """
+        for index, call in enumerate(self.calls):
+            call.validate()
+            if call.index != index:
+                raise ValueError(f"Expected call {index} to have index {index}, got {call.index}.")
+            if call.lineage_parent is not None and not 0 <= call.lineage_parent < index:
+                raise ValueError(f"Expected an earlier lineage parent of call {index}, got {call.lineage_parent}.")
+            if call.prefix_parent is None:
+                longest = 0
+            elif 0 <= call.prefix_parent < index:
+                longest = self.calls[call.prefix_parent].history_len
+            else:
+                raise ValueError(f"Expected an earlier prefix parent of call {index}, got {call.prefix_parent}.")
+            if not 0 <= call.prefix_len <= longest:
+                raise ValueError(f"Expected prefix_len of call {index} in [0, {longest}], got {call.prefix_len}.")
+
+    def _tokens(self, index: int, length: int) -> TokenIds:
+        """Return the first `length` ids of a call's history, read from the end of the prefix chain to its start."""
+        pieces: list[TokenIds] = []
+        at: int | None = index
+        end = length
+        while at is not None and end > 0:
+            call = self.calls[at]
+            if end > call.prompt_len:
+                pieces.append(call.token_ids[: end - call.prompt_len])
+            if end > call.prefix_len:
+                pieces.append(call.delta_token_ids[: end - call.prefix_len])
+            end = min(end, call.prefix_len)
+            at = call.prefix_parent
+        if not pieces:
+            return np.empty(0, dtype=np.int32)
+        return np.concatenate(pieces[::-1])
+
+    def _contained_histories(self) -> list[int | None]:
+        """For each call the nearest other call whose whole history its own history begins with.
+
+        Links of the prefix chain that end inside the parent contain nothing, so a run of them is skipped at once:
+        `jump[i]` is the nearest call, from i on upwards, whose link is whole, `cut[i]` the shortest link on the way.
+        """
+        jump: list[int] = []
+        cut: list[int] = []
+        inside: list[int | None] = []
+        for call in self.calls:
+            parent = call.prefix_parent
+            if parent is None or call.prefix_len == self.calls[parent].history_len:
+                jump.append(call.index)
+                cut.append(call.prefix_len)
+            else:
+                jump.append(jump[parent])
+                cut.append(min(call.prefix_len, cut[parent]))
+            inside.append(self._first_contained(call.index, jump, cut))
+        return inside
+
+    def _first_contained(self, index: int, jump: list[int], cut: list[int]) -> int | None:
+        shared = cut[index]
+        at = jump[index]
+        while shared > 0:
+            parent = self.calls[at].prefix_parent
+            if parent is None:
+                return None
+            if self.calls[parent].history_len <= shared:
+                return parent
+            shared = min(shared, cut[parent])
+            at = jump[parent]
+        return None
+
+    def _row(self, leaf: int, members: Sequence[int]) -> TokenRow:
+        token_ids = self.history(leaf)
+        length = len(token_ids)
+        row = TokenRow(
+            token_ids=token_ids,
+            loss_mask=np.zeros(length, dtype=np.bool_),
+            logprobs=np.zeros(length, dtype=np.float32),
+            policy_versions=np.full(length, -1, dtype=np.int32),
+            temperatures=np.ones(length, dtype=np.float32),
+            call_indices=np.full(length, -1, dtype=np.int32),
+        )
+        for index in members:
+            call = self.calls[index]
+            start = call.prompt_len
+            sampled = slice(start, call.history_len)
+            row.loss_mask[sampled] = True
+            row.logprobs[sampled] = call.logprobs
+            row.temperatures[sampled] = call.sampling.temperature
+            row.call_indices[sampled] = index
+            for span in call.policy_versions:
+                row.policy_versions[start + span.start : start + span.end] = span.version
+        return row
+
+    def _line(self, call: ModelCall, decode: Callable[[Sequence[int]], str] | None) -> str:
+        words = [
+            f"#{call.index}",
+            call.kind if call.state == "live" else f"{call.kind}/{call.state}",
+            f"{call.prompt_len}+{len(call.token_ids)}",
+            call.finish_reason,
+        ]
+        if call.starved:
+            words.append("starved")
+        if call.drift_reason is not None:
+            words.append(f"[{call.drift_reason}]")
+        if decode is not None:
+            text = " ".join(decode(call.token_ids.tolist()).split())
+            words.append(text if len(text) <= 80 else text[:79] + "…")
+        return " ".join(words)
