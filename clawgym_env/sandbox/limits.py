@@ -1,0 +1,179 @@
+"""Limits on a sandbox's whole process tree: control groups where we may make them, rlimits where not.
+
+Root gets a directory per sandbox in the cgroup v1 hierarchies of memory, pids and cpu, or one in the v2 tree; an
+ordinary user gets rlimits, which hold per process (memory) or per user namespace (processes), and `Capabilities` says
+so. Invariant: no directory outlives its sandbox by more than one `open`: what a killed controller left is swept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from clawgym_env.sandbox.base import SandboxSpec
+
+_PARENT = "clawgym"
+_PERIOD_US = 100_000
+_V1_CONTROLLERS = ("memory", "pids", "cpu")
+_OVERHEAD_PROCESSES = 8
+"""Supervisor and keepers, which are not the task's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the limits of a `SandboxSpec` mean on this machine."""
+
+    memory: Literal["tree", "process"]
+    processes: Literal["tree", "namespace"]
+    """`namespace`: counted per sandbox by kernels from 5.14 on, per user before that."""
+    cpus: Literal["tree", "none"]
+
+
+class ControlGroups:
+    """Where this process may make control groups."""
+
+    def __init__(self, parents: Mapping[str, Path], *, unified: bool) -> None:
+        self._parents = parents
+        """Controller -> directory that holds one directory per sandbox; one entry named "" for v2."""
+        self._unified = unified
+
+    @classmethod
+    def find(cls, mounts: Path = Path("/proc/self/mounts")) -> ControlGroups | None:
+        """Return the hierarchies with memory, pids and cpu that are ours to use, or None."""
+        v1: dict[str, Path] = {}
+        v2: Path | None = None
+        for line in mounts.read_text().splitlines():
+            _, target, kind, options = line.split()[:4]
+            if kind == "cgroup":
+                v1.update({name: Path(target) / _PARENT for name in _V1_CONTROLLERS if name in options.split(",")})
+            elif kind == "cgroup2":
+                v2 = Path(target)
+        if len(v1) == len(_V1_CONTROLLERS):
+            try:
+                for parent in v1.values():
+                    parent.mkdir(exist_ok=True)
+                    if not os.access(parent, os.W_OK):
+                        return None
+            except OSError:
+                return None
+            return cls(v1, unified=False)
+        if v2 is not None and _delegate(v2) and _delegate(v2 / _PARENT):
+            return cls({"": v2 / _PARENT}, unified=True)
+        return None
+
+    def sweep(self) -> None:
+        """Remove what dead controllers left. A directory in use cannot be removed, so nothing alive is touched."""
+        for parent in self._parents.values():
+            for path in parent.iterdir():
+                if path.is_dir() and not _owner_alive(path.name):
+                    with suppress(OSError):
+                        path.rmdir()
+
+    def make(self, spec: SandboxSpec) -> ControlGroup:
+        """Make one sandbox's directories, limits set.
+
+        Raises:
+            OSError: the kernel refused.
+        """
+        name = f"{os.getpid()}-{_start_time(os.getpid())}-{uuid.uuid4().hex[:8]}"
+        group = ControlGroup(tuple(parent / name for parent in self._parents.values()))
+        memory, processes = spec.memory_mb << 20, spec.max_processes + _OVERHEAD_PROCESSES
+        quota = max(1000, int(spec.cpus * _PERIOD_US))
+        try:
+            for path in group.paths:
+                path.mkdir()
+            if self._unified:
+                (path,) = group.paths
+                _write(path / "memory.max", memory)
+                _write(path / "pids.max", processes)
+                _write(path / "cpu.max", f"{quota} {_PERIOD_US}")
+                with suppress(OSError):  # absent without swap
+                    _write(path / "memory.swap.max", 0)
+            else:
+                _write(self._parents["memory"] / name / "memory.limit_in_bytes", memory)
+                _write(self._parents["pids"] / name / "pids.max", processes)
+                _write(self._parents["cpu"] / name / "cpu.cfs_period_us", _PERIOD_US)
+                _write(self._parents["cpu"] / name / "cpu.cfs_quota_us", quota)
+                with suppress(OSError):  # absent without swap accounting
+                    _write(self._parents["memory"] / name / "memory.memsw.limit_in_bytes", memory)
+        except OSError:
+            for path in group.paths:
+                with suppress(OSError):
+                    path.rmdir()
+            raise
+        return group
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """One sandbox's directories."""
+
+    paths: tuple[Path, ...]
+
+    def add(self, pid: int) -> None:
+        """Move a process in; what it forks from now on is born there."""
+        for path in self.paths:
+            _write(path / "cgroup.procs", pid)
+
+    async def remove(self) -> None:
+        """Remove the directories once their last process is gone."""
+        for path in self.paths:
+            for _ in range(200):
+                try:
+                    path.rmdir()
+                    break
+                except FileNotFoundError:
+                    break
+                except OSError:  # a killed process leaves its group a moment after it is reaped
+                    await asyncio.sleep(0.005)
+
+
+def rlimits(spec: SandboxSpec, *, with_groups: bool) -> dict[int, int]:
+    """Return the rlimits of a sandbox's processes, resource -> bytes or count."""
+    limits = {resource.RLIMIT_CORE: 0}
+    if not with_groups:
+        # Not the address space: node and others reserve far more of that than they use.
+        limits[resource.RLIMIT_DATA] = spec.memory_mb << 20
+        limits[resource.RLIMIT_NPROC] = spec.max_processes + _OVERHEAD_PROCESSES
+    return {limit: _below_hard(limit, value) for limit, value in limits.items()}
+
+
+def _below_hard(limit: int, value: int) -> int:
+    hard = resource.getrlimit(limit)[1]
+    return value if hard == resource.RLIM_INFINITY else min(value, hard)
+
+
+def _delegate(path: Path) -> bool:
+    """Make a v2 directory and let it hand memory, pids and cpu to its children."""
+    try:
+        path.mkdir(exist_ok=True)
+        _write(path / "cgroup.subtree_control", "+memory +pids +cpu")
+    except OSError:
+        return False
+    return True
+
+
+def _write(path: Path, value: int | str) -> None:
+    with open(path, "w") as file:
+        file.write(str(value))
+
+
+def _owner_alive(name: str) -> bool:
+    pid, _, rest = name.partition("-")
+    start, _, _ = rest.partition("-")
+    return pid.isdigit() and _start_time(int(pid)) == start
+
+
+def _start_time(pid: int) -> str:
+    """Return a process's start in clock ticks, which tells it from a later one of the same pid; "" if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
+    except OSError:
+        return ""

@@ -1,0 +1,95 @@
+"""The system calls a sandbox may not make, as a classic BPF program for `bwrap --seccomp FD`.
+
+Bubblewrap installs it just before the supervisor starts, so that every process of the sandbox inherits it. Invariant:
+no call that makes namespaces, mounts, reads other processes' memory, or opens a socket family which network namespaces
+do not cover (AF_VSOCK reaches the hypervisor, AF_ALG the kernel's crypto) succeeds inside.
+"""
+
+from __future__ import annotations
+
+import platform
+import struct
+
+from clawgym_env.errors import SandboxError
+
+_ALLOW = 0x7FFF0000
+_KILL_PROCESS = 0x80000000
+_ERRNO = 0x00050000
+_EPERM, _ENOSYS, _EAFNOSUPPORT = 1, 38, 97
+
+_NR, _ARCH, _ARG0 = 0, 4, 16
+"""Offsets in `struct seccomp_data`; the low half of an argument comes first on both machines."""
+_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
+
+_AF_ALG, _AF_VSOCK = 38, 40
+_NEW_NAMESPACE = 0x7E020000
+"""Every CLONE_NEW* flag that `clone` takes (CLONE_NEWTIME is only for `unshare` and `clone3`)."""
+_X32 = 0x40000000
+
+_SHARED = {
+    "pidfd_getfd": 438, "io_uring_setup": 425, "io_uring_enter": 426, "io_uring_register": 427, "open_tree": 428,
+    "move_mount": 429, "fsopen": 430, "fsconfig": 431, "fsmount": 432, "fspick": 433, "mount_setattr": 442,
+}  # fmt: skip
+"""Calls newer than the tables' split have one number everywhere."""
+_NUMBERS = {
+    "x86_64": {
+        "socket": 41, "clone": 56, "clone3": 435, "ptrace": 101, "pivot_root": 155, "chroot": 161, "mount": 165,
+        "umount2": 166, "add_key": 248, "request_key": 249, "keyctl": 250, "unshare": 272, "perf_event_open": 298,
+        "open_by_handle_at": 304, "setns": 308, "process_vm_readv": 310, "process_vm_writev": 311, "kcmp": 312,
+        "bpf": 321, "userfaultfd": 323,
+    },
+    "aarch64": {
+        "socket": 198, "clone": 220, "clone3": 435, "ptrace": 117, "pivot_root": 41, "chroot": 51, "mount": 40,
+        "umount2": 39, "add_key": 217, "request_key": 218, "keyctl": 219, "unshare": 97, "perf_event_open": 241,
+        "open_by_handle_at": 265, "setns": 268, "process_vm_readv": 270, "process_vm_writev": 271, "kcmp": 272,
+        "bpf": 280, "userfaultfd": 282,
+    },
+}  # fmt: skip
+_AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def _step(code: int, value: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, value)
+
+
+def seccomp_filter(machine: str | None = None) -> bytes:
+    """Return the BPF program for this machine (or `machine`, as `platform.machine()` names it).
+
+    Raises:
+        SandboxError: no table of system calls for this processor.
+    """
+    machine = machine or platform.machine()
+    if machine not in _NUMBERS:
+        known = ", ".join(_NUMBERS)
+        raise SandboxError(f"Expected a processor of {known}, got {machine!r}. Use the docker backend there.")
+    numbers = dict(_NUMBERS[machine])
+    socket, clone, clone3 = (numbers.pop(name) for name in ("socket", "clone", "clone3"))
+    program = [
+        # A foreign architecture numbers its calls differently: it would walk around everything below.
+        _step(_LOAD, _ARCH),
+        _step(_JUMP_EQ, _AUDIT_ARCH[machine], 1, 0),
+        _step(_RETURN, _KILL_PROCESS),
+        _step(_LOAD, _NR),
+    ]
+    if machine == "x86_64":
+        program += [_step(_JUMP_GE, _X32, 0, 1), _step(_RETURN, _ERRNO | _ENOSYS)]
+    for number in sorted({*numbers.values(), *_SHARED.values()}):
+        program += [_step(_JUMP_EQ, number, 0, 1), _step(_RETURN, _ERRNO | _EPERM)]
+    # clone3 hides its flags behind a pointer; ENOSYS makes every C library fall back to clone.
+    program += [_step(_JUMP_EQ, clone3, 0, 1), _step(_RETURN, _ERRNO | _ENOSYS)]
+    program += [
+        _step(_JUMP_EQ, clone, 0, 4),
+        _step(_LOAD, _ARG0),
+        _step(_JUMP_SET, _NEW_NAMESPACE, 0, 1),
+        _step(_RETURN, _ERRNO | _EPERM),
+        _step(_RETURN, _ALLOW),
+    ]
+    program += [
+        _step(_JUMP_EQ, socket, 0, 4),
+        _step(_LOAD, _ARG0),
+        _step(_JUMP_EQ, _AF_VSOCK, 1, 0),
+        _step(_JUMP_EQ, _AF_ALG, 0, 1),
+        _step(_RETURN, _ERRNO | _EAFNOSUPPORT),
+        _step(_RETURN, _ALLOW),
+    ]
+    return b"".join(program)
