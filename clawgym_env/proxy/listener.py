@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 _KEEP_ALIVE_S = 3600
 """Harnesses pool connections and run tools for minutes between two calls."""
 _HANDLER_END_S = 5.0
+_LINGER_RESET = struct.pack("ii", 1, 0)
 
 
 class PeerProtocol(HttpToolsProtocol):
@@ -50,6 +52,9 @@ class PeerProtocol(HttpToolsProtocol):
     def reset(self) -> None:
         """Close at once, without an orderly end."""
         self._broken = True
+        sock = self.transport.get_extra_info("socket")
+        if sock is not None:  # an orderly end is taken for the end of the answer by some clients
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
         self.transport.abort()
 
 

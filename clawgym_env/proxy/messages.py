@@ -49,16 +49,17 @@ def parse_request(body: bytes) -> ChatRequest:
     """Translate a body of POST /v1/messages or /v1/messages/count_tokens."""
     fields = wire.read_object(body)
     messages: list[Message] = []
+    items = wire.as_list(fields.get("messages"), "messages")
     system = wire.content_text(fields.get("system"), "system")
     if system:
         messages.append(Message("system", system))
-    for i, item in enumerate(wire.as_list(fields.get("messages"), "messages")):
+    for i, item in enumerate(items):
         messages.extend(_messages(item, f"messages[{i}]"))
     return ChatRequest(
         dialect=NAME,
         model=wire.as_text(fields.get("model"), "model"),
         messages=wire.require_conversation(messages),
-        tools=_tools(fields.get("tools")),
+        tools=_tools(fields.get("tools"), frozenset(_loaded_tools(items))),
         stream=bool(fields.get("stream")),
         max_tokens=wire.as_budget(fields.get("max_tokens"), "max_tokens"),
         stop=wire.as_stops(fields.get("stop_sequences"), "stop_sequences"),
@@ -129,15 +130,27 @@ def _assistant(content: Json, where: str) -> Message:
     return Message("assistant", wire.TEXT_SEPARATOR.join(texts), reasoning or None, tuple(calls))
 
 
-def _tools(value: Json) -> tuple[ToolSpec, ...]:
+def _loaded_tools(messages: list[Json]) -> Iterator[str]:
+    """Yield the names of deferred tools that a tool search has brought into the conversation."""
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        for block in content if isinstance(content, list) else ():
+            inner = block.get("content") if isinstance(block, dict) else None
+            for part in inner if isinstance(inner, list) else ():
+                if isinstance(part, dict) and isinstance(name := part.get("tool_name"), str):
+                    yield name
+
+
+def _tools(value: Json, loaded: frozenset[str]) -> tuple[ToolSpec, ...]:
+    """Return the tools the model sees: by the API's rules a deferred one only once it is loaded."""
     tools = []
     for i, item in enumerate(wire.as_list(value, "tools")):
         tool = wire.as_object(item, f"tools[{i}]")
         name = wire.as_text(tool.get("name"), f"tools[{i}].name")
         if not name:
             raise ProxyError(f"Expected a name at tools[{i}].name, got none.")
-        if tool.get("defer_loading"):
-            continue  # by the API's rules the model does not see it until a tool search has loaded it
+        if tool.get("defer_loading") and name not in loaded:
+            continue
         schema = wire.as_object(tool.get("input_schema") or {}, f"tools[{i}].input_schema")
         tools.append(ToolSpec(name, wire.as_text(tool.get("description"), f"tools[{i}].description"), schema))
     return tuple(tools)

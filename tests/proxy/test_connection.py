@@ -1,0 +1,132 @@
+"""One exchange with fakes for uvicorn's side: what counts as delivered, and bodies that are too large."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from proxy_rig import run
+
+from clawgym_env.proxy.connection import BodyTooLarge, ClientGone, Connection
+
+Message = dict[str, Any]
+
+
+class FakePeer:
+    """A transport whose client reads `chunk` bytes per look, or breaks at the `breaks_at`-th."""
+
+    def __init__(self, *, waiting: int = 0, chunk: int = 0, breaks_at: int | None = None) -> None:
+        self.waiting = waiting
+        self.chunk = chunk
+        self.breaks_at = breaks_at
+        self.looks = 0
+
+    def unsent(self) -> int:
+        self.looks += 1
+        self.waiting = max(self.waiting - self.chunk, 0)
+        return self.waiting
+
+    @property
+    def broken(self) -> bool:
+        return self.breaks_at is not None and self.looks >= self.breaks_at
+
+    def reset(self) -> None:
+        self.breaks_at = 0
+
+
+def connect(
+    peer: FakePeer, *, body: tuple[bytes, ...] = (b"",), headers: tuple[tuple[bytes, bytes], ...] = ()
+) -> tuple[Connection, list[Message], asyncio.Event]:
+    """Return a connection, what it sends, and the switch that makes the client leave."""
+    sent: list[Message] = []
+    left = asyncio.Event()
+    parts = [{"type": "http.request", "body": part, "more_body": i + 1 < len(body)} for i, part in enumerate(body)]
+
+    async def receive() -> Message:
+        if parts:
+            return parts.pop(0)
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"method": "POST", "path": "/", "headers": list(headers), "state": {"peer": peer}}
+    return Connection(scope, receive, send), sent, left
+
+
+def answered(
+    peer: FakePeer, leave: Callable[[asyncio.Event], Awaitable[None]] | None = None
+) -> tuple[bool, list[Message]]:
+    """Answer one request and return what `reply` said and what was sent."""
+    results: list[Any] = []
+
+    async def test() -> None:
+        connection, sent, left = connect(peer)
+        await connection.read_body(100)
+        if leave is not None:
+            await leave(left)
+        results.extend([await connection.reply(200, b"{}"), sent])
+        await connection.close()
+
+    run(test)
+    return results[0], results[1]
+
+
+def test_a_reply_is_delivered_when_nothing_is_left_in_user_space() -> None:
+    peer = FakePeer(waiting=100, chunk=40)
+    delivered, sent = answered(peer)
+    assert delivered
+    assert peer.looks == 3
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+
+
+def test_a_reply_to_a_client_that_broke_off_while_reading_is_not_delivered() -> None:
+    delivered, _ = answered(FakePeer(waiting=100, breaks_at=2))
+    assert not delivered
+
+
+def test_a_reply_to_a_client_that_has_left_is_not_delivered() -> None:
+    async def leave(left: asyncio.Event) -> None:
+        left.set()
+
+    delivered, sent = answered(FakePeer(), leave)
+    assert not delivered
+    assert [message["type"] for message in sent] == ["http.response.start"]
+
+
+def test_waiting_ends_when_the_client_leaves() -> None:
+    async def test() -> None:
+        connection, _, left = connect(FakePeer())
+        await connection.read_body(100)
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        assert not await connection.until(never, 0.001)
+        left.set()
+        with pytest.raises(ClientGone):
+            await connection.until(never)
+        await connection.close()
+
+    run(test)
+
+
+def test_a_body_in_parts_is_put_together() -> None:
+    async def test() -> None:
+        connection, _, _ = connect(FakePeer(), body=(b"ab", b"", b"c"))
+        assert await connection.read_body(3) == b"abc"
+        await connection.close()
+
+    run(test)
+
+
+@pytest.mark.parametrize("headers", [(), ((b"content-length", b"4"),)])
+def test_a_body_over_the_cap_is_refused_with_or_without_a_declared_length(
+    headers: tuple[tuple[bytes, bytes], ...],
+) -> None:
+    async def test() -> None:
+        connection, _, _ = connect(FakePeer(), body=(b"ab", b"cd"), headers=headers)
+        with pytest.raises(BodyTooLarge, match="at most 3 bytes"):
+            await connection.read_body(3)
+
+    run(test)

@@ -1,0 +1,404 @@
+"""What a call goes through: joining, budgets, sampling, failure, delivery, settling. Over a real socket."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import httpx
+import pytest
+from proxy_rig import CHAT, MESSAGES, GatedEngine, Rig, ask, eventually, run, running
+
+from clawgym_env.engine.base import Generation, SamplingParams, TokenIds
+from clawgym_env.engine.scripted import ScriptedEngine, ScriptedReply
+from clawgym_env.proxy.session import SessionSettings, cut_at_stop
+from clawgym_env.rollout import StopReason
+from clawgym_env.tasks.task import Limits
+from clawgym_env.trace.calls import ModelCall
+
+
+def content(answer: httpx.Response) -> Any:
+    return answer.json()["choices"][0]["message"]["content"]
+
+
+def test_an_identical_request_joins_the_call_in_flight() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            first = asyncio.create_task(rig.post(CHAT, ask()))
+            await eventually(lambda: engine.started == 1)
+            second = asyncio.create_task(rig.post(CHAT, ask(stream=False)))
+            await eventually(lambda: len(rig.session.requests) == 2)
+            engine.gate.set()
+            answers = await asyncio.gather(first, second)
+            assert [content(answer) for answer in answers] == ["hello", "hello"]
+            assert answers[0].json()["id"] == answers[1].json()["id"]
+            assert engine.started == 1
+            assert len(await rig.session.settle()) == 1
+
+    run(test)
+
+
+def test_after_full_delivery_the_same_request_is_a_new_sample_with_a_seed_of_its_own() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        engine.gate.set()
+        async with running(engine, seed=7) as rig:
+            answers = [await rig.post(CHAT, ask()) for _ in range(2)]
+            assert answers[0].json()["id"] != answers[1].json()["id"]
+            assert len({sampling.seed for sampling in engine.sampling}) == 2
+            assert rig.session.num_calls == 2
+
+    run(test)
+
+
+def test_seeds_depend_on_the_rollouts_seed_only() -> None:
+    async def seeds(seed: int) -> list[int | None]:
+        engine = GatedEngine()
+        engine.gate.set()
+        async with running(engine, seed=seed) as rig:
+            for _ in range(2):
+                await rig.post(CHAT, ask())
+        return [sampling.seed for sampling in engine.sampling]
+
+    async def test() -> None:
+        assert await seeds(1) == await seeds(1)
+        assert set(await seeds(1)).isdisjoint(await seeds(2))
+
+    run(test)
+
+
+def test_a_hang_up_leaves_the_reply_for_the_retry() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            _, writer = await rig.send(CHAT, ask())
+            await eventually(lambda: engine.started == 1)
+            writer.close()
+            await eventually(lambda: not any(call.waiters for call in rig.session._pending))
+            engine.gate.set()
+            await eventually(lambda: rig.session.num_calls == 1)
+            assert content(await rig.post(CHAT, ask())) == "hello"
+            assert engine.started == 1
+            (call,) = (await rig.session.settle()).calls
+            assert (call.state, call.timing.delivered_s is not None) == ("live", True)
+
+    run(test)
+
+
+def test_a_reply_nobody_came_back_for_is_undelivered() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            _, writer = await rig.send(CHAT, ask(stream=True))
+            await eventually(lambda: engine.started == 1)
+            writer.close()
+            await eventually(lambda: not any(call.waiters for call in rig.session._pending))
+            engine.gate.set()
+            await eventually(lambda: rig.session.num_calls == 1)
+            (call,) = (await rig.session.settle()).calls
+            assert (call.state, call.timing.delivered_s) == ("undelivered", None)
+
+    run(test)
+
+
+def test_a_turn_is_given_up_after_the_grace_time() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine, settings=SessionSettings(retry_grace_s=0.01)) as rig:
+            _, writer = await rig.send(CHAT, ask())
+            await eventually(lambda: engine.started == 1)
+            writer.close()
+            await eventually(lambda: engine.cancelled == 1)
+            engine.gate.set()
+            assert content(await rig.post(CHAT, ask())) == "hello"
+            assert engine.started == 2
+
+    run(test)
+
+
+def test_the_policys_sampling_wins_and_the_clients_is_logged() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        engine.gate.set()
+        async with running(engine, sampling=SamplingParams(temperature=0.7, max_tokens=40)) as rig:
+            await rig.post(CHAT, ask(temperature=0.0, top_p=0.1, max_tokens=99, verbosity="low"))
+            assert (engine.sampling[0].temperature, engine.sampling[0].top_p) == (0.7, 1.0)
+            assert rig.session.requests[0].client_sampling == {"temperature": 0.0, "top_p": 0.1}
+            assert rig.session.unknown_fields == {"verbosity"}
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    ("client", "policy", "window", "expected"),
+    [(20, 40, 90, 20), (80, 40, 90, 40), (80, 60, 30, 30), (None, 60, 90, 60)],
+)
+def test_the_smallest_budget_holds(client: int | None, policy: int, window: int, expected: int) -> None:
+    async def test() -> None:
+        probe = ScriptedEngine(["x"])
+        async with running(probe) as rig:
+            prompt = (await rig.post(MESSAGES + "/count_tokens", ask())).json()["input_tokens"]
+        engine = GatedEngine(["y" * 200], context_length=prompt + window)
+        engine.gate.set()
+        async with running(engine, sampling=SamplingParams(max_tokens=policy)) as rig:
+            body = ask()
+            body["max_tokens"] = client
+            answer = await rig.post(CHAT, body)
+            assert engine.sampling[0].max_tokens == expected
+            assert answer.json()["usage"]["completion_tokens"] == expected
+            assert answer.json()["choices"][0]["finish_reason"] == "length"
+
+    run(test)
+
+
+@pytest.mark.parametrize(("budget", "starved"), [(1, True), (15, True), (16, False)])
+def test_a_reply_under_a_tiny_client_budget_is_marked_as_starved(budget: int, starved: bool) -> None:
+    async def test() -> None:
+        async with running() as rig:
+            await rig.post(CHAT, ask(max_tokens=budget))
+            assert (await rig.session.settle())[0].starved is starved
+
+    run(test)
+
+
+def test_a_spent_call_budget_holds_the_next_call_and_tells_the_runner() -> None:
+    async def test() -> None:
+        async with running(limits=Limits(max_calls=2)) as rig:
+            for text in ("one", "two"):
+                assert (await rig.post(CHAT, ask(text))).status_code == 200
+            assert not rig.session.exhausted.done()
+            held = asyncio.create_task(rig.post(CHAT, ask("three")))
+            assert await rig.session.exhausted is StopReason.MAX_CALLS
+            assert not held.done()
+            assert len(await rig.session.settle()) == 2
+            with pytest.raises(httpx.TransportError):
+                await held
+
+    run(test)
+
+
+def test_a_spent_token_budget_is_named() -> None:
+    async def test() -> None:
+        async with running(limits=Limits(max_total_tokens=6)) as rig:
+            await rig.post(CHAT, ask("one"))
+            assert rig.session.num_sampled_tokens == 6
+            held = asyncio.create_task(rig.post(CHAT, ask("two")))
+            assert await rig.session.exhausted is StopReason.TOKEN_BUDGET
+            held.cancel()
+
+    run(test)
+
+
+def test_calls_in_flight_end_before_the_runner_hears_of_the_budget() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine, limits=Limits(max_calls=1)) as rig:
+            first = asyncio.create_task(rig.post(CHAT, ask("one")))
+            await eventually(lambda: engine.started == 1)
+            held = asyncio.create_task(rig.post(CHAT, ask("two")))
+            await eventually(lambda: len(rig.session.requests) == 2)
+            assert not rig.session.exhausted.done()
+            engine.gate.set()
+            assert content(await first) == "hello"
+            assert await rig.session.exhausted is StopReason.MAX_CALLS
+            held.cancel()
+
+    run(test)
+
+
+def test_endless_overflow_ends_the_rollout() -> None:
+    async def test() -> None:
+        async with running(ScriptedEngine(["x"], context_length=16)) as rig:
+            for _ in range(32):
+                assert (await rig.post(CHAT, ask())).status_code == 400
+            assert await rig.session.exhausted is StopReason.CONTEXT_LENGTH
+
+    run(test)
+
+
+class FailingEngine(ScriptedEngine):
+    """Fails `failures` times, then answers."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(lambda prompt, turn: self._next())
+        self.failures = failures
+
+    def _next(self) -> ScriptedReply:
+        self.failures -= 1
+        return ScriptedReply("hello", error="out of memory" if self.failures >= 0 else None)
+
+
+def test_an_engine_failure_is_retried_once() -> None:
+    async def test() -> None:
+        async with running(FailingEngine(1)) as rig:
+            assert content(await rig.post(CHAT, ask())) == "hello"
+            assert rig.session.engine_error is None
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_a_lasting_engine_failure_is_a_503_and_ends_the_rollout(path: str) -> None:
+    async def test() -> None:
+        async with running(FailingEngine(2)) as rig:
+            answer = await rig.post(path, ask())
+            assert answer.status_code == 503
+            assert "out of memory" in answer.json()["error"]["message"]
+            assert str(rig.session.engine_error) == "out of memory"
+            assert await rig.session.exhausted is StopReason.ENGINE_ERROR
+
+    run(test)
+
+
+class LyingEngine(ScriptedEngine):
+    """Returns one logprob too few."""
+
+    async def generate(self, prompt_token_ids: Sequence[int] | TokenIds, sampling: SamplingParams) -> Generation:
+        whole = await super().generate(prompt_token_ids, sampling)
+        return Generation(whole.token_ids, whole.logprobs[1:], whole.finish_reason, whole.policy_versions)
+
+
+def test_incomplete_sampling_evidence_is_refused() -> None:
+    async def test() -> None:
+        async with running(LyingEngine(["hello"])) as rig:
+            assert (await rig.post(CHAT, ask())).status_code == 503
+            assert "log-probability for every sampled id, got 6 ids and 5" in str(rig.session.engine_error)
+            assert len(await rig.session.settle()) == 0
+
+    run(test)
+
+
+def test_a_client_stop_sequence_cuts_what_is_shown_not_what_is_recorded() -> None:
+    async def test() -> None:
+        async with running(ScriptedEngine(["thinking Observation: made up"])) as rig:
+            answer = await rig.post(MESSAGES, ask(stop_sequences=["Nothing", "Observation:"]))
+            assert answer.json()["content"] == [{"type": "text", "text": "thinking "}]
+            assert (answer.json()["stop_reason"], answer.json()["stop_sequence"]) == ("stop_sequence", "Observation:")
+            tree = await rig.session.settle()
+            assert len(tree[0].token_ids) == len("thinking Observation: made up") + 1
+
+    run(test)
+
+
+def test_the_earliest_stop_sequence_counts() -> None:
+    assert cut_at_stop("a b c", ("c", "b")) == ("a ", "b")
+    assert cut_at_stop("a b c", ("x",)) == ("a b c", None)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_is_stored_before_its_reply_leaves(stream: bool) -> None:
+    async def test() -> None:
+        stored: list[ModelCall] = []
+        storing = asyncio.Event()
+
+        async def on_call(call: ModelCall) -> None:
+            stored.append(call)
+            await storing.wait()
+
+        async with running(on_call=on_call) as rig:
+            reader, _ = await rig.send(MESSAGES, ask(stream=stream))
+            await eventually(lambda: len(stored) == 1)
+            seen = await _read_for(reader, 0.1)
+            assert b"hello" not in seen
+            assert b"message_stop" not in seen
+            storing.set()
+            await reader.readuntil(b"message_stop" if stream else b"hello")
+
+    run(test)
+
+
+async def _read_for(reader: asyncio.StreamReader, seconds: float) -> bytes:
+    """Return what arrives within some time."""
+    data = b""
+    try:
+        async with asyncio.timeout(seconds):
+            while True:
+                data += await reader.read(4096)
+    except TimeoutError:
+        return data
+
+
+def test_a_store_that_fails_ends_the_rollout() -> None:
+    async def test() -> None:
+        async def on_call(call: ModelCall) -> None:
+            raise OSError("disk full")
+
+        async with running(on_call=on_call) as rig:
+            assert (await rig.post(CHAT, ask())).status_code == 503
+            assert str(rig.session.engine_error) == "OSError: disk full"
+
+    run(test)
+
+
+def test_settle_waits_for_a_pending_call() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            answer = asyncio.create_task(rig.post(CHAT, ask()))
+            await eventually(lambda: engine.started == 1)
+            settled = asyncio.create_task(rig.session.settle(quiet_s=0.05))
+            await asyncio.sleep(0.1)
+            assert not settled.done()
+            engine.gate.set()
+            assert content(await answer) == "hello"
+            assert len(await settled) == 1
+            assert await rig.session.settle() is await settled
+
+    run(test)
+
+
+def test_settle_gives_up_what_never_ends() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            answer = asyncio.create_task(rig.post(CHAT, ask()))
+            await eventually(lambda: engine.started == 1)
+            assert len(await rig.session.settle(timeout_s=0.05)) == 0
+            assert engine.cancelled == 1
+            with pytest.raises(httpx.TransportError):
+                await answer
+
+    run(test)
+
+
+def test_settle_does_not_wait_for_a_turn_whose_client_is_dead() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            _, writer = await rig.send(CHAT, ask())
+            await eventually(lambda: engine.started == 1)
+            writer.close()
+            assert len(await rig.session.settle(timeout_s=20.0)) == 0
+            assert engine.cancelled == 1
+
+    run(test)
+
+
+def test_many_calls_at_once_are_each_answered_and_recorded() -> None:
+    async def test() -> None:
+        engine = ScriptedEngine(lambda prompt, turn: prompt[prompt.index("<") :].split("ID")[1])
+        async with running(engine) as rig:
+            big = "padding " * 1000  # large enough to be rendered on a worker thread
+            answers = await asyncio.gather(*(rig.post(CHAT, ask(f"ID{i}ID {big}")) for i in range(32)))
+            assert [content(answer) for answer in answers] == [str(i) for i in range(32)]
+            assert len(await rig.session.settle()) == 32
+
+    run(test)
+
+
+def test_closing_the_server_ends_everything() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        rigs: list[Rig] = []
+        async with running(engine) as rig:
+            rigs.append(rig)
+            answer = asyncio.create_task(rig.post(CHAT, ask(stream=True)))
+            await eventually(lambda: engine.started == 1)
+            await rig.server.close()
+            with pytest.raises(httpx.TransportError):
+                await answer
+        assert rigs[0].session.closed.done()
+
+    run(test)
