@@ -16,7 +16,8 @@ from clawgym_env._loop import shared_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.envs.sampler import Draw
-from clawgym_env.grading.base import Grader, GraderLike
+from clawgym_env.grading.base import GraderLike
+from clawgym_env.grading.command import as_grader
 from clawgym_env.harness import HarnessAdapter
 from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
 from clawgym_env.rollout import Rollout
@@ -157,7 +158,7 @@ class RolloutService:
                 self._store = RolloutStore(self._run_dir)
             self._pool = RolloutPool(
                 backend=registry.backend(self._sandbox),
-                grader=_as_grader(self._grader),
+                grader=as_grader(self._grader),
                 cache=cache_dir(),
                 max_concurrency=self.max_concurrency,
                 limits=self._limits,
@@ -206,11 +207,6 @@ def _load_tasks(tasks: TasksLike) -> Sequence[Task]:
         return tasks
     loaded: Sequence[Task] = registry.load("clawgym_env.tasks.loading:load_tasks")(tasks)
     return loaded
-
-
-def _as_grader(grader: GraderLike | None) -> Grader:
-    made: Grader = registry.load("clawgym_env.grading.command:as_grader")(grader)
-    return made
 
 
 async def _next(stream: AsyncIterator[Rollout]) -> Rollout | None:
