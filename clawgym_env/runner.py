@@ -14,7 +14,7 @@ import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.errors import GraderError, HarnessError, HarnessNotInstalled, SandboxError
@@ -209,9 +209,8 @@ async def _until_over(
     """Wait for the harness's own end, a spent budget or the wall clock, whichever comes first."""
     harness = asyncio.ensure_future(adapter.run(sandbox, context))
     try:
-        done, _ = await asyncio.wait(
-            {harness, session.exhausted}, timeout=context.wall_clock_s, return_when=asyncio.FIRST_COMPLETED
-        )
+        waited: set[asyncio.Future[Any]] = {harness, session.exhausted}
+        done, _ = await asyncio.wait(waited, timeout=context.wall_clock_s, return_when=asyncio.FIRST_COMPLETED)
         if harness in done:
             progress.exit = harness.result()
             if progress.exit.timed_out:
