@@ -98,11 +98,17 @@ def config(context: HarnessContext) -> dict[str, Json]:
         "baseUrl": f"{context.base_url}/v1",
         "api": "openai-completions",
         "apiKey": context.api_key,
+        "timeoutSeconds": int(context.wall_clock_s) + TIMEOUT_MARGIN_S,
         "models": [model],
     }
     return {
         "models": {"mode": "replace", "providers": {PROVIDER: provider}},
-        "agents": {"defaults": {"model": {"primary": f"{PROVIDER}/{context.model}"}}},
+        "agents": {
+            "defaults": {
+                "model": {"primary": f"{PROVIDER}/{context.model}"},
+                "compaction": {"keepRecentTokens": min(20_000, context.context_length // 3)},
+            }
+        },
         "update": {"checkOnStart": False},
     }
 

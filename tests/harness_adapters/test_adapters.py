@@ -164,6 +164,7 @@ def test_openclaw_runs_one_isolated_turn_on_the_chat_dialect() -> None:
     (provider,) = made["models"]["providers"].values()
     assert (provider["baseUrl"], provider["api"]) == ("http://127.0.0.1:8080/r/k3y/v1", "openai-completions")
     assert provider["models"][0]["contextWindow"] == 32_768
+    assert provider["timeoutSeconds"] > CONTEXT.wall_clock_s
     assert made["update"] == {"checkOnStart": False}
     assert done.response == "Done."
     assert OpenClawHarness.memory_mb >= 3072
