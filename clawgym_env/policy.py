@@ -77,7 +77,8 @@ def load_policy(
         raise PolicyNotBuilt(str(spec))
     if not (folder / "config.json").is_file():
         raise EngineError(
-            f"Expected a policy out of {', '.join(BUILDERS)} or a Hugging Face folder with a config.json, got {str(spec)!r}."
+            f"Expected a policy out of {', '.join(BUILDERS)} or a Hugging Face folder with a config.json, "
+            f"got {str(spec)!r}."
         )
     import torch
     from transformers import AutoModelForCausalLM

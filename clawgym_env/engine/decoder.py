@@ -90,12 +90,15 @@ class Decoder:
 def _check(config: Any) -> None:
     if config.model_type not in SUPPORTED:
         raise EngineError(
-            f"Expected a model of type {', '.join(SUPPORTED)}, got {config.model_type!r}. Serve it with the vllm engine."
+            f"Expected a model of type {', '.join(SUPPORTED)}, got {config.model_type!r}. "
+            "Serve another architecture with an engine of your own."
         )
     layer_types = set(getattr(config, "layer_types", None) or ["full_attention"])
     windowed = getattr(config, "sliding_window", None) if config.model_type == "mistral" else None
     if layer_types != {"full_attention"} or windowed:
-        raise EngineError("Expected full attention in every layer, got sliding windows. Serve it with the vllm engine.")
+        raise EngineError(
+            "Expected full attention in every layer, got sliding windows. Switch them off in config.json."
+        )
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in _STATIC_ROPE:
         raise EngineError(f"Expected rotary scaling of type {', '.join(_STATIC_ROPE)}, got {rope!r}.")

@@ -195,7 +195,7 @@ class TorchEngine:
             raise EngineError(f"Expected a flat prompt of at least one token, got shape {prompt.shape}.")
         if int(prompt.min()) < 0 or int(prompt.max()) >= self._decoder.vocab_size:
             raise EngineError(
-                f"Expected token ids in [0, {self._decoder.vocab_size}), got {int(prompt.min())} to {int(prompt.max())}. "
+                f"Expected token ids in [0, {self._decoder.vocab_size}), got {prompt.min()} to {prompt.max()}. "
                 "Render with this policy's own renderer."
             )
         room = self.context_length - len(prompt)
