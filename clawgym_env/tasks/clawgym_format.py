@@ -1,0 +1,222 @@
+"""The ClawGym folder format, read and written.
+
+One folder per task: `data_entry.json`, `input_files/` (copied to `input_mount_dir`), `reward/reward.sh` and whatever
+that needs. Everything is checked when a set is loaded; the files' bytes are read when a sandbox is filled. Invariant:
+a set that loads has no path that leaves its folder on the host or the workspace inside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from clawgym_env.errors import TaskError
+from clawgym_env.sandbox.base import WORKDIR
+from clawgym_env.tasks.task import Limits, Task, TaskFile, TaskSet
+
+ENTRY, INPUTS, REWARD = "data_entry.json", "input_files", "reward"
+GRADE_COMMAND = ("bash", f"{REWARD}/{REWARD}.sh")
+MAX_FILE_BYTES = 64 << 20
+
+
+class DataEntry(BaseModel):
+    """The content of `data_entry.json`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    task_id: str = Field(min_length=1)
+    user_query: str = Field(min_length=1)
+    input_mount_dir: str | None = None
+    """Absolute, the workspace or a folder in it; where `input_files/` goes."""
+    metadata: dict[str, JsonValue]
+    """May hold `limits` and `memory_mb`, an addition of ours."""
+
+
+def load_clawgym(path: str | Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> TaskSet:
+    """Load a folder of task folders, in the order of their names, or one task folder.
+
+    Raises:
+        TaskError: the first thing that is wrong, with the file's path.
+    """
+    root = Path(path)
+    if not root.is_dir():
+        raise TaskError(f"Expected a folder of ClawGym tasks, got {root}: {'a file' if root.exists() else 'nothing'}.")
+    if (root / ENTRY).exists():
+        return TaskSet.of([_load_task(root, max_file_bytes)], name=root.resolve().name)
+    folders: dict[str, Path] = {}
+    tasks: list[Task] = []
+    for folder in sorted(root.iterdir()):
+        if not folder.is_dir():
+            raise TaskError(f"Expected only task folders in {root}, got a stray file: {folder}. Move it elsewhere.")
+        task = _load_task(folder, max_file_bytes)
+        if task.id in folders:
+            raise TaskError(f"Expected unique task ids, got {task.id!r} in both {folders[task.id]} and {folder}.")
+        folders[task.id] = folder
+        tasks.append(task)
+    if not tasks:
+        raise TaskError(f"Expected at least one task folder in {root}, got an empty folder.")
+    return TaskSet.of(tasks, name=root.resolve().name)
+
+
+def save_clawgym(tasks: Sequence[Task], folder: Path) -> None:
+    """Write tasks as ClawGym folders named by task id into `folder`, which must be new or empty.
+
+    Raises:
+        TaskError: a task that the format cannot say (a grader of its own, files in another place).
+    """
+    if folder.exists() and any(folder.iterdir()):
+        raise TaskError(f"Expected a new or empty folder, got {folder} with files in it.")
+    for task in tasks:
+        _save_task(task, folder / _folder_name(task.id))
+
+
+def _load_task(folder: Path, max_file_bytes: int) -> Task:
+    if not (folder / ENTRY).is_file():
+        raise TaskError(f"Expected {folder / ENTRY}, got no such file.")
+    for path in sorted(folder.iterdir()):
+        if path.name not in (ENTRY, INPUTS, REWARD):
+            raise TaskError(f"Expected only {ENTRY}, {INPUTS}/ and {REWARD}/ in a task folder, got {path}.")
+    entry = _read_entry(folder / ENTRY, max_file_bytes)
+    mount = _mount(entry.input_mount_dir, folder)
+    hidden = tuple(_files(folder / REWARD, PurePosixPath(REWARD), max_file_bytes))
+    if GRADE_COMMAND[1] not in (file.path for file in hidden):
+        raise TaskError(f"Expected {folder / GRADE_COMMAND[1]}, got no such file.")
+    inputs = () if mount is None else tuple(_files(folder / INPUTS, mount, max_file_bytes))
+    for file in inputs:
+        if PurePosixPath(file.path).parts[0] == REWARD:
+            raise TaskError(f"Expected no input in the workspace's {REWARD}/, the grader's own, got {file.source}.")
+    try:
+        return Task.model_validate(
+            {
+                "id": entry.task_id,
+                "instruction": entry.user_query,
+                "files": inputs,
+                "hidden_files": hidden,
+                "grade_command": GRADE_COMMAND,
+                "metadata": {
+                    name: part for name, part in entry.metadata.items() if name not in ("limits", "memory_mb")
+                },
+                **{name: part for name, part in entry.metadata.items() if name in ("limits", "memory_mb")},
+            }
+        )
+    except ValidationError as error:
+        raise TaskError(f"Expected a valid task in {folder / ENTRY}, got {_explain(error)}.") from error
+
+
+def _read_entry(path: Path, max_file_bytes: int) -> DataEntry:
+    _check_file(path, path.parent, max_file_bytes)
+    try:
+        return DataEntry.model_validate(json.loads(path.read_text("utf-8")))
+    except ValidationError as error:
+        raise TaskError(f"Expected a task in {path}, got {_explain(error)}.") from error
+    except (ValueError, RecursionError) as error:
+        raise TaskError(f"Expected JSON in {path}, got: {error}.") from error
+
+
+def _explain(error: ValidationError) -> str:
+    """Return every complaint of pydantic on one line."""
+    return "; ".join(
+        f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg'].lower()}" for detail in error.errors()
+    )
+
+
+def _mount(mount_dir: str | None, folder: Path) -> PurePosixPath | None:
+    """Return the inputs' place relative to the workspace; None for a task without inputs."""
+    if mount_dir is None:
+        if (folder / INPUTS).exists():
+            raise TaskError(
+                f"Expected input_mount_dir in {folder / ENTRY}, since there is {folder / INPUTS}, got none."
+            )
+        return None
+    place = PurePosixPath(mount_dir)
+    if ".." in place.parts or not place.is_relative_to(WORKDIR):
+        raise TaskError(f"Expected input_mount_dir in {folder / ENTRY} to be in {WORKDIR}, got {mount_dir!r}.")
+    if not (folder / INPUTS).is_dir():
+        raise TaskError(f"Expected the folder {folder / INPUTS}, since input_mount_dir is given, got none.")
+    return place.relative_to(WORKDIR)
+
+
+def _files(folder: Path, place: PurePosixPath, max_file_bytes: int) -> Iterator[TaskFile]:
+    """Yield a folder's files, `place` being where the folder goes."""
+    if folder.is_symlink():
+        raise TaskError(f"Expected a folder, got a link: {folder}. Copy what it points to.")
+    if not folder.is_dir():
+        return
+    for parent, subfolders, names in os.walk(folder, onerror=_unreadable):
+        subfolders.sort()
+        for name in subfolders:
+            if (Path(parent) / name).is_symlink():
+                raise TaskError(f"Expected a folder, got a link: {Path(parent) / name}. Copy what it points to.")
+        for name in sorted(names):
+            path = Path(parent) / name
+            mode = _check_file(path, folder, max_file_bytes)
+            target = str(place / path.relative_to(folder))
+            try:
+                target.encode()
+            except UnicodeEncodeError as error:
+                raise TaskError(f"Expected a file name in UTF-8, got {target!r} in {folder!r}.") from error
+            yield TaskFile(path=target, source=path.absolute(), executable=bool(mode & stat.S_IXUSR))
+
+
+def _unreadable(error: OSError) -> None:
+    raise TaskError(f"Expected a readable folder, got {error.filename}: {error.strerror}.") from error
+
+
+def _check_file(path: Path, folder: Path, max_file_bytes: int) -> int:
+    """Return the mode of a regular file of a bearable size that does not lie outside `folder`."""
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        raise TaskError(f"Expected links to stay in {folder}, got {path} -> {os.readlink(path)}.")
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise TaskError(f"Expected a readable file, got {path}: {error.strerror}.") from error
+    if not stat.S_ISREG(status.st_mode):
+        raise TaskError(f"Expected a regular file, got {path}.")
+    if status.st_size > max_file_bytes:
+        raise TaskError(f"Expected a file of at most {max_file_bytes} bytes, got {path} with {status.st_size}.")
+    return status.st_mode
+
+
+def _folder_name(task_id: str) -> str:
+    if PurePosixPath(task_id).name != task_id or task_id == "..":
+        raise TaskError(f"Expected a task id that can name a folder, got {task_id!r}.")
+    return task_id
+
+
+def _save_task(task: Task, folder: Path) -> None:
+    if task.grade_command != GRADE_COMMAND or task.workdir != WORKDIR:
+        raise TaskError(
+            f"Expected a task graded by {' '.join(GRADE_COMMAND)} in {WORKDIR}, "
+            f"got {task.id!r} with {' '.join(task.grade_command)} in {task.workdir}."
+        )
+    paths = [file.path for file in task.hidden_files]
+    if GRADE_COMMAND[1] not in paths or any(PurePosixPath(path).parts[0] != REWARD for path in paths):
+        raise TaskError(f"Expected the hidden files of {task.id!r} in {REWARD}/, with {GRADE_COMMAND[1]}, got {paths}.")
+    metadata: dict[str, JsonValue] = dict(task.metadata)
+    if task.limits != Limits():
+        metadata["limits"] = task.limits.model_dump(exclude_defaults=True)
+    if task.memory_mb != Task.model_fields["memory_mb"].default:
+        metadata["memory_mb"] = task.memory_mb
+    entry: Mapping[str, JsonValue] = {
+        "task_id": task.id,
+        "user_query": task.instruction,
+        **({"input_mount_dir": WORKDIR} if task.files else {}),
+        "metadata": metadata,
+    }
+    folder.mkdir(parents=True)
+    (folder / ENTRY).write_text(json.dumps(entry, indent=2, ensure_ascii=False) + "\n", "utf-8")
+    for file in task.files:
+        _write(folder / INPUTS / file.path, file)
+    for file in task.hidden_files:
+        _write(folder / file.path, file)
+
+
+def _write(path: Path, file: TaskFile) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(file.read())
+    path.chmod(0o755 if file.executable else 0o644)
