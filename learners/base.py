@@ -1,0 +1,38 @@
+"""The learner contract: finished rollouts in, a better policy out.
+
+The last stage of the data flow: environments return `Rollout`s, `update` turns a batch of them into a weight update of
+the policy behind `engine()`, and the environments go on with that same engine. Invariant: a learner never changes
+weights but inside `Engine.update_weights`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol, TypeAlias, runtime_checkable
+
+from clawgym_env.engine.base import Engine
+from clawgym_env.rollout import Rollout
+
+LearnerState: TypeAlias = Mapping[str, object]
+"""Tensors, numbers, and containers of them: what `torch.save` writes and `torch.load(weights_only=True)` reads."""
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Anything that learns from rollouts."""
+
+    def engine(self) -> Engine:
+        """Return the engine that samples from the policy being trained, the same one at every call."""
+
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        """Learn from one batch and return its metrics, keys `group/name`."""
+
+    def state_dict(self) -> LearnerState:
+        """Return everything `load_state_dict` needs to go on exactly; tensors are the live ones, not copies."""
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        """Continue from what `state_dict` returned.
+
+        Raises:
+            ValueError: the state belongs to a learner of another shape.
+        """

@@ -1,0 +1,77 @@
+"""Checkpoints: all that a run needs to go on exactly, in one folder.
+
+Written by training loops between updates. The folder is a plain Hugging Face one (`--policy FOLDER` and transformers
+read it) with `training.pt` beside it. Invariant: at any moment, `kill -9` included, a complete checkpoint is found.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import torch
+
+from clawgym_env.messages import Json
+from learners.base import Learner, LearnerState
+
+if TYPE_CHECKING:
+    from clawgym_env.policy import Policy
+
+STATE_FILE = "training.pt"
+
+
+def save_checkpoint(folder: Path, *, policy: Policy, learner: Learner, cursor: Mapping[str, Json]) -> None:
+    """Replace the checkpoint in `folder`.
+
+    Args:
+        policy: what the learner trains; adapters are merged into the weights written.
+        cursor: where the loop stands; given back by `load_checkpoint`.
+    """
+    from clawgym_env.policy import save_policy
+
+    new, old = _beside(folder, "new"), _beside(folder, "old")
+    save_policy(policy, new)
+    state = {"learner": dict(learner.state_dict()), "cursor": dict(cursor), "rng": torch.get_rng_state()}
+    torch.save(state, new / STATE_FILE)
+    for file in (*new.rglob("*"), new):
+        _sync(file)
+    if folder.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        folder.rename(old)
+    new.rename(folder)
+    _sync(folder.parent)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def load_checkpoint(folder: Path, *, learner: Learner) -> Mapping[str, Json]:
+    """Put learner and torch's random numbers where they were, and return the cursor.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it belongs to a learner of another shape.
+    """
+    # A crash between the two renames of `save_checkpoint` leaves the one before under its other name.
+    found = next((place for place in (folder, _beside(folder, "old")) if (place / STATE_FILE).is_file()), None)
+    if found is None:
+        raise FileNotFoundError(
+            f"Expected a checkpoint in {folder}, got none. Name the folder that holds {STATE_FILE}."
+        )
+    state = torch.load(found / STATE_FILE, map_location="cpu", weights_only=True)
+    learner.load_state_dict(cast(LearnerState, state["learner"]))
+    torch.set_rng_state(state["rng"])
+    return cast(Mapping[str, Json], state["cursor"])
+
+
+def _beside(folder: Path, suffix: str) -> Path:
+    return folder.with_name(f"{folder.name}.{suffix}")
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,156 @@
+"""From rollouts to micro-batches: the token paths that are trained, and how they are packed.
+
+Sits between `PrefixTree.rows` and the forward pass. Everything after the forward pass is flat in the M trained tokens
+of a micro-batch, and only `MicroBatch.predictors` says which hidden state predicts which of them: a different packing
+changes `pack` and nothing behind it. Invariant: every trained token of a rollout is in exactly one micro-batch, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from clawgym_env.rollout import Rollout
+from clawgym_env.trace.prefix_tree import Selection, TokenRow
+from learners.advantages import Floats
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainingRow:
+    """One token path with what the loss needs beside the tokens."""
+
+    tokens: TokenRow
+    """Ends with a trained token."""
+    advantages: npt.NDArray[np.float32]
+    """Shape [T]; 0 where `tokens.loss_mask` is False."""
+    weight: float
+    """Of each trained token in the loss of the whole batch."""
+    rollout: int
+    """Position in the batch's survivors."""
+
+    def __len__(self) -> int:
+        return len(self.tokens.token_ids)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class MicroBatch:
+    """Rows that share one forward pass."""
+
+    token_ids: Tensor
+    """Shape [B, L], int64, padded on the right: a causal model never looks at the padding from a real position."""
+    predictors: Tensor
+    """Shape [M], int64: the index, in the flattened [B * L] hidden states, of the one that predicts a trained token."""
+    targets: Tensor
+    """Shape [M], int64: the trained tokens."""
+    rollout_logprobs: Tensor
+    """Shape [M], nats, as sampled."""
+    temperatures: Tensor
+    """Shape [M]."""
+    advantages: Tensor
+    """Shape [M]."""
+    weights: Tensor
+    """Shape [M]."""
+
+
+def trained_rows(rollout: Rollout, selection: Selection) -> tuple[TokenRow, ...]:
+    """Return the rows of a rollout that train something, each cut after its last trained token.
+
+    Raises:
+        ValueError: a trained call was sampled in a way whose log-probabilities cannot be recomputed.
+    """
+    rows = []
+    for row in rollout.tree.rows(selection):
+        trained = np.flatnonzero(row.loss_mask)
+        if not trained.size:
+            continue
+        for index in np.unique(row.call_indices[trained]):
+            _require_trainable(rollout, int(index))
+        end = int(trained[-1]) + 1
+        rows.append(
+            TokenRow(
+                row.token_ids[:end],
+                row.loss_mask[:end],
+                row.logprobs[:end],
+                row.policy_versions[:end],
+                row.temperatures[:end],
+                row.call_indices[:end],
+            )
+        )
+    return tuple(rows)
+
+
+def _require_trainable(rollout: Rollout, index: int) -> None:
+    call = rollout.tree[index]
+    if not call.sampling.trainable:
+        raise ValueError(
+            f"Expected rollouts sampled with temperature > 0, top_p=1 and top_k=0, got call {index} of rollout "
+            f"{rollout.id!r} with {call.sampling}. Make the training environments with sampling=SamplingParams()."
+        )
+    if not call.prompt_len:
+        raise ValueError(f"Expected a prompt before every trained token, got none in call {index} of {rollout.id!r}.")
+
+
+def num_trained(rows: Sequence[TokenRow]) -> int:
+    """Count the trained tokens of one rollout, |U_i|."""
+    return sum(int(row.loss_mask.sum()) for row in rows)
+
+
+def training_rows(rows_of: Sequence[Sequence[TokenRow]], advantages: Floats, weights: Floats) -> list[TrainingRow]:
+    """Attach each survivor's advantage and token weight to its rows.
+
+    Args:
+        rows_of: the trained rows of each survivor, length N.
+        advantages: shape [N].
+        weights: shape [N], of one trained token each.
+    """
+    return [
+        TrainingRow(row, np.where(row.loss_mask, advantage, 0.0).astype(np.float32), float(weight), index)
+        for index, (rows, advantage, weight) in enumerate(zip(rows_of, advantages, weights, strict=True))
+        for row in rows
+    ]
+
+
+def pack(rows: Sequence[TrainingRow], *, max_tokens: int, device: torch.device | str = "cpu") -> list[MicroBatch]:
+    """Group rows of similar length into padded micro-batches of at most `max_tokens` positions.
+
+    A row longer than that gets a micro-batch of its own.
+    """
+    batches: list[MicroBatch] = []
+    group: list[TrainingRow] = []
+    # Longest first: the batch that needs the most memory comes at once, and each row pads to its batch's first.
+    for row in sorted(rows, key=len, reverse=True):
+        if group and (len(group) + 1) * len(group[0]) > max_tokens:
+            batches.append(_collate(group, device))
+            group = []
+        group.append(row)
+    if group:
+        batches.append(_collate(group, device))
+    return batches
+
+
+def _collate(rows: Sequence[TrainingRow], device: torch.device | str) -> MicroBatch:
+    width = len(rows[0])
+    token_ids = np.zeros((len(rows), width), dtype=np.int64)
+    for index, row in enumerate(rows):
+        token_ids[index, : len(row)] = row.tokens.token_ids
+    masks = [row.tokens.loss_mask for row in rows]
+
+    def flat(arrays: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
+        trained = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
+        return torch.as_tensor(np.concatenate(trained), dtype=dtype, device=device)
+
+    positions = [np.arange(len(row)) + index * width - 1 for index, row in enumerate(rows)]
+    return MicroBatch(
+        token_ids=torch.as_tensor(token_ids, device=device),
+        predictors=flat(positions, torch.int64),
+        targets=flat([row.tokens.token_ids for row in rows], torch.int64),
+        rollout_logprobs=flat([row.tokens.logprobs for row in rows], torch.float32),
+        temperatures=flat([row.tokens.temperatures for row in rows], torch.float32),
+        advantages=flat([row.advantages for row in rows], torch.float32),
+        weights=flat([np.full(len(row), row.weight) for row in rows], torch.float32),
+    )
