@@ -92,3 +92,12 @@ def test_it_does_the_task_and_every_sampled_token_is_trained(spec: str, tool: st
     said = [engine.tokenizer.decode([int(token) for token in call.token_ids]) for call in tree.calls]
     assert [text.split("<|im_end|>")[0] for text in said] == replies
     assert tree.buckets()["trained"] == tree.num_completion_tokens
+
+
+@pytest.mark.parametrize(("spec", "tool", "arguments"), [CASES[0], CASES[2], CASES[3]])
+def test_two_rollouts_of_a_task_share_their_prompts(spec: str, tool: str, arguments: dict[str, str]) -> None:
+    harness = adapter(spec)
+    replies = [tool_call(tool, **arguments), "Done."]
+    with installed(harness.name) as cache:
+        one, other = (asyncio.run(play(harness, replies, cache))[1] for _ in range(2))
+    assert [one.prompt(i).tolist() for i in range(2)] == [other.prompt(i).tolist() for i in range(2)]
