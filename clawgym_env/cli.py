@@ -27,6 +27,7 @@ from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.envs.service import DEFAULT_POLICY, DEFAULT_TASKS, RolloutService
 from clawgym_env.errors import ClawGymError
 from clawgym_env.rollout import Rollout
+from clawgym_env.tasks.loading import load_tasks
 
 app = tyro.extras.SubcommandApp()
 
@@ -125,7 +126,7 @@ def tasks_command(action: Positional[Literal["check"]], path: Positional[str]) -
         action: check.
         path: a folder of tasks, or a name such as "bundled:level=1".
     """
-    tasks = registry.load("clawgym_env.tasks.loading:load_tasks")(path)
+    tasks = load_tasks(path)
     count = sum(1 for task in tasks for file in (*task.files, *task.hidden_files) if file.read() is not None)
     print(f"{len(tasks)} tasks with {count} files: sound as far as reading tells")
 

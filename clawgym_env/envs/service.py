@@ -22,7 +22,8 @@ from clawgym_env.harness import HarnessAdapter
 from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
 from clawgym_env.rollout import Rollout
 from clawgym_env.sandbox.base import SandboxBackend
-from clawgym_env.tasks.task import Limits, Task, TasksLike
+from clawgym_env.tasks.loading import load_tasks
+from clawgym_env.tasks.task import Limits, TasksLike
 
 if TYPE_CHECKING:
     from clawgym_env.policy import Policy
@@ -58,7 +59,7 @@ class RolloutService:
         run_dir: str | Path | None = None,
         max_concurrency: int = 1,
     ) -> None:
-        self.tasks = _load_tasks(tasks)
+        self.tasks = load_tasks(tasks)
         several = [harness] if isinstance(harness, str | HarnessAdapter) else harness
         self.harnesses = tuple(map(registry.adapter, several))
         self._sampling = SamplingParams.model_validate(sampling or {})
@@ -200,13 +201,6 @@ def _arm(name: str, spec: PolicyLike, *, embedded: bool = False) -> _Arm:
         return registry.policy_engine(spec, cache_dir()), True
 
     return name, make
-
-
-def _load_tasks(tasks: TasksLike) -> Sequence[Task]:
-    if not isinstance(tasks, str | Path):
-        return tasks
-    loaded: Sequence[Task] = registry.load("clawgym_env.tasks.loading:load_tasks")(tasks)
-    return loaded
 
 
 async def _next(stream: AsyncIterator[Rollout]) -> Rollout | None:

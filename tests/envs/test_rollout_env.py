@@ -193,20 +193,14 @@ def test_rendering_shows_nothing_before_a_rollout_and_tree_and_grade_after() -> 
 
 
 def test_a_spec_of_strings_survives_json_and_makes_the_same_environment() -> None:
-    env = gym.make(MINI, **keywords(engine="scripted:somewhere.json", tasks=None, harness="mini", sandbox="local"))
+    strings = {"harness": "mini", "tasks": "bundled:level=1", "engine": "scripted:x.json", "limits": {"max_calls": 3}}
+    env = gym.make(MINI, **strings)
     assert env.spec is not None
-    spec = gym.envs.registration.EnvSpec.from_json(
-        gym.make(MINI, tasks=None, engine="scripted:x.json", sampling={"temperature": 0.5}).spec.to_json()  # type: ignore[union-attr]
-    )
-    again = gym.make(spec)
+    again = gym.make(gym.envs.registration.EnvSpec.from_json(env.spec.to_json()))
     assert again.spec is not None
-    assert again.spec.kwargs == {
-        "harness": "mini",
-        "tasks": None,
-        "engine": "scripted:x.json",
-        "sampling": {"temperature": 0.5},
-    }
+    assert again.spec.kwargs == strings
     assert again.observation_space == env.observation_space
+    assert again.reset(seed=2)[1] == env.reset(seed=2)[1]
 
 
 class Uncopyable(ScriptedEngine):
