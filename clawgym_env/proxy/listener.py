@@ -39,6 +39,7 @@ class PeerProtocol(HttpToolsProtocol):
         # A lost connection has no buffer any more; with an exception its bytes never left.
         self._broken = self._broken or exc is not None
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()  # uvicorn forgets to after an error, and the timer holds the session
 
     def unsent(self) -> int:
         """Return how many bytes wait in user space."""

@@ -11,7 +11,7 @@ import pytest
 from proxy_rig import CHAT, MESSAGES, GatedEngine, Rig, ask, eventually, run, running
 
 from clawgym_env.engine.base import Generation, SamplingParams, TokenIds
-from clawgym_env.engine.scripted import ScriptedEngine, ScriptedReply
+from clawgym_env.engine.scripted import ScriptedEngine, ScriptedReply, tool_call
 from clawgym_env.proxy.session import SessionSettings, cut_at_stop
 from clawgym_env.rollout import StopReason
 from clawgym_env.tasks.task import Limits
@@ -400,5 +400,44 @@ def test_closing_the_server_ends_everything() -> None:
             with pytest.raises(httpx.TransportError):
                 await answer
         assert rigs[0].session.closed.done()
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+def test_the_next_turns_prompt_begins_with_the_exact_ids_of_the_last_one(path: str) -> None:
+    async def test() -> None:
+        generated: list[list[int]] = []
+
+        class Listening(ScriptedEngine):
+            async def generate(
+                self, prompt_token_ids: Sequence[int] | TokenIds, sampling: SamplingParams
+            ) -> Generation:
+                generation = await super().generate(prompt_token_ids, sampling)
+                generated.append(generation.token_ids.tolist())
+                return generation
+
+        engine = Listening(["look\n" + tool_call("bash", command="ls"), "done"])
+        async with running(engine) as rig:
+            body = ask()
+            first = (await rig.post(path, body)).json()
+            if path == CHAT:
+                message = first["choices"][0]["message"]
+                body["messages"] += [
+                    message,
+                    {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "a.txt"},
+                ]
+            else:
+                result = {"type": "tool_result", "tool_use_id": first["content"][1]["id"], "content": "a.txt"}
+                body["messages"] += [
+                    {"role": "assistant", "content": first["content"]},
+                    {"role": "user", "content": [result]},
+                ]
+            assert (await rig.post(path, body)).status_code == 200
+            tree = await rig.session.settle()
+            assert [call.token_ids.tolist() for call in tree.calls] == generated
+            assert (tree[1].lineage_parent, tree[1].prefix_parent, tree[1].drift_reason) == (0, 0, None)
+            assert tree[1].prefix_len == tree[0].history_len
+            assert tree.history(0).tolist() == tree.prompt(1).tolist()[: tree[0].history_len]
 
     run(test)
