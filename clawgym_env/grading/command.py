@@ -35,7 +35,7 @@ _HOOK = """\
 import os, sys
 for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
     os.environ.pop(name, None)
-sys.path[:] = {folders!r} + [path for path in sys.path if path != {side!r}]
+sys.path[:] = {folders!r} + [path for path in sys.path if path != os.path.dirname(__file__)]
 """
 
 
@@ -78,7 +78,7 @@ async def _bring_in(task: Task, sandbox: Sandbox, response: str) -> None:
     for file in task.hidden_files:
         await sandbox.write_file(f"{workdir}/{file.path}", file.read(), mode=0o755 if file.executable else 0o644)
     folders = sorted({f"{workdir}/{path.parent}" for path in hidden if path.parts[0] in owned})
-    hook = _HOOK.format(folders=folders, side=SIDE_FOLDER)
+    hook = _HOOK.format(folders=folders)
     payload = {
         "task_id": task.id,
         "user_query": task.instruction,
