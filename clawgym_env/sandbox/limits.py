@@ -31,8 +31,8 @@ class Capabilities:
     """What the limits of a `SandboxSpec` mean on this machine."""
 
     memory: Literal["tree", "process"]
-    processes: Literal["tree", "namespace"]
-    """`namespace`: counted per sandbox by kernels from 5.14 on, per user before that."""
+    processes: Literal["tree", "namespace", "none"]
+    """`namespace`: counted per sandbox by kernels from 5.14 on, per user before that. The kernel never counts root's."""
     cpus: Literal["tree", "none"]
 
 
@@ -70,11 +70,14 @@ class ControlGroups:
 
     def sweep(self) -> None:
         """Remove what dead controllers left. A directory in use cannot be removed, so nothing alive is touched."""
-        for parent in self._parents.values():
-            for path in parent.iterdir():
-                if path.is_dir() and not _owner_alive(path.name):
-                    with suppress(OSError):
-                        path.rmdir()
+        for path in self.directories():
+            if not _owner_alive(path.name):
+                with suppress(OSError):
+                    path.rmdir()
+
+    def directories(self) -> list[Path]:
+        """Return every sandbox's directories, of all controllers on this machine."""
+        return [path for parent in self._parents.values() for path in parent.iterdir() if path.is_dir()]
 
     def make(self, spec: SandboxSpec) -> ControlGroup:
         """Make one sandbox's directories, limits set.

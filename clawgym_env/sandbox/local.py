@@ -18,7 +18,7 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Literal
 
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox import bubblewrap, folder_stream
@@ -56,22 +56,16 @@ class LocalBackend:
     def capabilities(self) -> Capabilities:
         """How strong the limits are here."""
         if self._control_groups() is None:
-            return Capabilities(memory="process", processes="namespace", cpus="none")
+            processes: Literal["namespace", "none"] = "none" if os.geteuid() == 0 else "namespace"
+            return Capabilities(memory="process", processes=processes, cpus="none")
         return Capabilities(memory="tree", processes="tree", cpus="tree")
 
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Open a sandbox; see `SandboxBackend.open`."""
         self._bwrap = self._bwrap or bubblewrap.find_bwrap()
-        groups = self._control_groups()
-        group: ControlGroup | None = None
-        if groups is not None:
-            try:
-                group = groups.make(spec)
-            except OSError as error:
-                raise SandboxError(f"Expected to make a control group, got {error}. Try use_cgroups=False.") from error
-        sandbox = LocalSandbox(spec, group)
+        sandbox = LocalSandbox(spec)
         try:
-            await sandbox._start(self._bwrap)
+            await sandbox._start(self._bwrap, self._control_groups())
         except BaseException:
             await sandbox.close()
             raise
@@ -89,9 +83,9 @@ class LocalBackend:
 class LocalSandbox:
     """One open local sandbox. Made by `LocalBackend.open`."""
 
-    def __init__(self, spec: SandboxSpec, group: ControlGroup | None) -> None:
+    def __init__(self, spec: SandboxSpec) -> None:
         self._spec = spec
-        self._group = group
+        self._group: ControlGroup | None = None
         self._control = Control()
         self._process: subprocess.Popen[bytes] | None = None
         self._supervisor = -1
@@ -202,7 +196,12 @@ class LocalSandbox:
     async def __aexit__(self, *error: object) -> None:
         await self.close()
 
-    async def _start(self, bwrap: str) -> None:
+    async def _start(self, bwrap: str, groups: ControlGroups | None) -> None:
+        if groups is not None:
+            try:
+                self._group = groups.make(self._spec)
+            except OSError as error:
+                raise SandboxError(f"Expected to make a control group, got {error}. Try use_cgroups=False.") from error
         python, python_mount = bubblewrap.find_python()
         self._environment = {**bubblewrap.base_environment(python), **self._spec.env}
         files = {name: _memory_file(name, text.encode()) for name, text in bubblewrap.ETC_FILES.items()}
@@ -242,8 +241,8 @@ class LocalSandbox:
             await self._control.request("limits", limits)
         except (SandboxError, OSError, TimeoutError) as error:
             raise SandboxError(
-                f"Expected a sandbox from {bwrap}, got: {self._stderr() or error!r}. User namespaces may be switched off "
-                "here: see sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns."
+                f"Expected a sandbox from {bwrap}, got: {self._stderr() or error!r}. User namespaces may be switched "
+                "off here: see sysctl kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns."
             ) from error
 
     async def _run(

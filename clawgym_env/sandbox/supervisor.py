@@ -73,9 +73,9 @@ class Supervisor:
         if kind == "spawn":
             self.spawn(job_id, fds)
         elif kind == "kill":
-            for other, keeper in self.keepers.values():
+            for status_fd, (other, keeper) in self.keepers.items():
                 if other == job_id:
-                    kill_tree(keeper)
+                    kill_job(keeper, status_fd)
             self.reply(DONE, job_id, 0)
         elif kind == "kill_all":
             # From PID 1 this reaches every process but itself, and no fork can slip through.
@@ -235,6 +235,15 @@ def copy_folder(kind: str, folder: str, origin: str, max_bytes: int) -> None:
     else:
         with open(0, "rb") as source:
             folder_stream.unpack(source, folder, origin=origin, max_bytes=max_bytes)
+
+
+def kill_job(keeper: int, status_fd: int) -> None:
+    """Kill a keeper's tree until it reports the command's end: it may not have started the command yet."""
+    for _ in range(1000):
+        kill_tree(keeper)
+        if select.select([status_fd], [], [], 0.005)[0]:
+            break
+    kill_tree(keeper)
 
 
 def kill_tree(keeper: int) -> None:

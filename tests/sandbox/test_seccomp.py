@@ -1,0 +1,63 @@
+"""The filter is run here by a small interpreter, for both processors; the contract tests try it on the real kernel."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+
+from clawgym_env.errors import SandboxError
+from clawgym_env.sandbox.seccomp import seccomp_filter
+
+ALLOW, KILL, EPERM, ENOSYS, NO_FAMILY = 0x7FFF0000, 0x80000000, 0x50001, 0x50026, 0x50061
+ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+
+
+def verdict(machine: str, number: int, argument: int = 0, *, arch: int | None = None) -> int:
+    """Run the program on one system call."""
+    data = struct.pack("=IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, argument, 0, 0, 0, 0, 0)
+    program = list(struct.iter_unpack("=HBBI", seccomp_filter(machine)))
+    accumulator = position = 0
+    while True:
+        code, if_true, if_false, value = program[position]
+        position += 1
+        if code == 0x06:
+            return value
+        if code == 0x20:
+            accumulator = struct.unpack_from("=I", data, value)[0]
+            continue
+        holds = {0x15: accumulator == value, 0x35: accumulator >= value, 0x45: bool(accumulator & value)}[code]
+        position += if_true if holds else if_false
+
+
+@pytest.mark.parametrize(
+    ("machine", "denied"), [("x86_64", [101, 165, 272, 308, 321, 425]), ("aarch64", [117, 40, 97, 268, 280, 425])]
+)
+def test_dangerous_calls_are_denied(machine: str, denied: list[int]) -> None:
+    assert {verdict(machine, number) for number in denied} == {EPERM}
+
+
+@pytest.mark.parametrize(("machine", "socket", "clone"), [("x86_64", 41, 56), ("aarch64", 198, 220)])
+def test_sockets_and_clones_are_judged_by_their_arguments(machine: str, socket: int, clone: int) -> None:
+    assert [verdict(machine, socket, family) for family in (1, 2, 10, 16)] == [ALLOW] * 4
+    assert [verdict(machine, socket, family) for family in (38, 40)] == [NO_FAMILY] * 2
+    assert verdict(machine, socket, 40 | 7 << 32) == NO_FAMILY
+    assert verdict(machine, clone, 0x01200011) == ALLOW
+    assert [verdict(machine, clone, 1 << bit) for bit in (17, 25, 26, 27, 28, 29, 30)] == [EPERM] * 7
+    assert verdict(machine, 435) == ENOSYS
+
+
+@pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
+def test_ordinary_calls_pass(machine: str) -> None:
+    ordinary = {"x86_64": [0, 1, 2, 9, 57, 59, 202, 257, 281, 434], "aarch64": [56, 63, 64, 93, 221, 222, 98, 434]}
+    assert {verdict(machine, number) for number in ordinary[machine]} == {ALLOW}
+
+
+def test_a_foreign_architecture_is_killed_and_x32_refused() -> None:
+    assert verdict("x86_64", 41, 2, arch=0x40000003) == KILL
+    assert verdict("x86_64", 41 | 0x40000000, 40) == ENOSYS
+
+
+def test_an_unknown_processor_is_an_error() -> None:
+    with pytest.raises(SandboxError, match="riscv64"):
+        seccomp_filter("riscv64")
