@@ -19,12 +19,12 @@ import torch
 import tyro
 
 import clawgym_env
-from clawgym_env import Rollout, Task, cache_dir
+from clawgym_env import Task, cache_dir
 from clawgym_env.errors import PolicyNotBuilt
 from clawgym_env.policy import Policy, build_policy, load_policy
 from clawgym_env.tasks.loading import load_tasks
-from learners.advantages import group_key, group_members
 from learners.checkpoint import save_checkpoint
+from learners.controls import shuffle_rewards
 from learners.curve import draw_curve
 from learners.grpo import TreeGRPO
 from learners.metrics_log import MetricsLog, read_metrics
@@ -49,7 +49,7 @@ class Args:
     eval_tasks: int = 64
     learning_rate: float = 3e-4
     lora: bool = False
-    """Train adapters instead of the weights."""
+    """Train adapters of rank 16 instead of the weights."""
     shuffle_rewards: bool = False
     """Permute the rewards inside each group before the update, a control; the logged rewards stay the true ones."""
     max_concurrency: int = 16
@@ -70,7 +70,7 @@ def main(args: Args) -> None:
     if (output_dir / "metrics.jsonl").exists():
         raise SystemExit(f"Expected a new --output-dir, got {output_dir}, which holds another run.")
 
-    learner = TreeGRPO(load(args.policy), learning_rate=args.learning_rate, lora=lora_config() if args.lora else None)
+    learner = TreeGRPO(load(args.policy), learning_rate=args.learning_rate, lora=16 if args.lora else None)
     train_tasks, held_out = split(args.tasks, args.eval_tasks)
     env_id, num_rollouts = clawgym_env.env_id(args.harness), args.num_tasks * args.group_size
     shared = {"engine": learner.engine(), "max_concurrency": args.max_concurrency}
@@ -134,12 +134,6 @@ def load(spec: str) -> Policy:
         return load_policy(spec, cache=cache_dir())
 
 
-def lora_config() -> object:
-    from peft import LoraConfig
-
-    return LoraConfig(r=16, lora_alpha=32, target_modules="all-linear")
-
-
 def split(spec: str, num_eval: int) -> tuple[Sequence[Task], Sequence[Task]]:
     """Return training and held-out tasks; bundled families make held-out instances of their own."""
     tasks = load_tasks(spec)
@@ -148,15 +142,6 @@ def split(spec: str, num_eval: int) -> tuple[Sequence[Task], Sequence[Task]]:
     if len(tasks) <= num_eval:
         raise SystemExit(f"Expected more tasks than --eval-tasks {num_eval}, got {len(tasks)} in {spec}.")
     return tasks[:-num_eval], tasks[-num_eval:]
-
-
-def shuffle_rewards(batch: Sequence[Rollout], rng: np.random.Generator) -> list[Rollout]:
-    """Permute the grades among the graded rollouts of each group."""
-    graded = [rollout for rollout in batch if rollout.graded]
-    source = {rollout: rollout for rollout in batch}
-    for members in group_members([group_key(rollout) for rollout in graded]).values():
-        source |= {graded[a]: graded[b] for a, b in zip(members, rng.permutation(members), strict=True)}
-    return [dataclasses.replace(rollout, grade=source[rollout].grade) for rollout in batch]
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ class PolicyGradientLearner(ABC):
         micro_batch_tokens: int = 8192,
         gradient_checkpointing: bool = False,
         selection: Selection = Selection(),
-        lora: LoraConfig | None = None,
+        lora: LoraConfig | int | None = None,
         engine: Engine | None = None,
     ) -> None:
         """Take over a policy; its weights are trained in place.
@@ -82,7 +82,8 @@ class PolicyGradientLearner(ABC):
             micro_batch_tokens: positions of one forward pass, padding included. Bounds memory, changes nothing else.
             gradient_checkpointing: compute activations twice instead of keeping them.
             selection: which calls are trained.
-            lora: put adapters of this shape into the policy and train them instead of its weights.
+            lora: put adapters of this shape into the policy and train them instead of its weights; a number is the
+                rank of adapters on every linear layer.
             engine: what samples from `policy`; None makes the embedded one when first asked for.
 
         Raises:
@@ -288,10 +289,13 @@ def _batch_metrics(rollouts: Sequence[Rollout], survivors: Sequence[Rollout]) ->
     }
 
 
-def _with_adapters(module: PreTrainedModel, config: LoraConfig) -> PreTrainedModel:
+def _with_adapters(module: PreTrainedModel, shape: LoraConfig | int) -> PreTrainedModel:
     """Put adapters into a module, in place: an engine that already reads it samples through them."""
-    from peft import get_peft_model
+    from peft import LoraConfig, get_peft_model
 
+    config = shape
+    if isinstance(config, int):
+        config = LoraConfig(r=config, lora_alpha=2 * config, target_modules="all-linear")
     _require(not config.lora_dropout, "lora_dropout of 0 (sampling has no dropout)", config.lora_dropout)
     with warnings.catch_warnings():
         # peft 0.21 reads a property that transformers 5.24 has renamed.

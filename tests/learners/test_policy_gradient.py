@@ -224,10 +224,10 @@ def test_kl_penalty_trains_rollouts_without_advantage_too() -> None:
     assert metrics["grad/norm"] > 0.0
 
 
-def test_adapters_learn_while_the_weights_under_them_stay() -> None:
+@pytest.mark.parametrize("lora", [2, LoraConfig(r=2, target_modules=["q_proj", "v_proj"])])
+def test_adapters_learn_while_the_weights_under_them_stay(lora: LoraConfig | int) -> None:
     policy = make_policy()
     before = {name: parameter.clone() for name, parameter in policy.module.named_parameters()}
-    lora = LoraConfig(r=2, target_modules=["q_proj", "v_proj"])
     learner = TreeGRPO(policy, engine=_engine(policy), lora=lora, learning_rate=0.1)
     first = learner.update(pair())
     second = learner.update(pair())
