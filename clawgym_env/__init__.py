@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from clawgym_env.harness import HarnessAdapter
     from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
     from clawgym_env.rollout import Rollout, StopReason
+    from clawgym_env.tasks.loading import load_tasks
     from clawgym_env.tasks.task import Limits, Task, TaskFile, TaskSet
     from clawgym_env.trace.prefix_tree import PrefixTree, Selection
     from clawgym_env.trace.store import RolloutStore
@@ -48,6 +49,7 @@ _HOMES = {
     "Task": "tasks.task",
     "TaskFile": "tasks.task",
     "TaskSet": "tasks.task",
+    "load_tasks": "tasks.loading",
     "PrefixTree": "trace.prefix_tree",
     "Selection": "trace.prefix_tree",
     "RolloutStore": "trace.store",
@@ -80,6 +82,7 @@ __all__ = [
     "__version__",
     "cache_dir",
     "env_id",
+    "load_tasks",
     "rollouts",
 ]
 

@@ -169,7 +169,7 @@ class InProcessHarness(HarnessAdapter):
         key = context.base_url.rpartition("/")[2]
         url = f"http://127.0.0.1:{sandbox.port}/r/{key}/v1/chat/completions"
         history: list[dict[str, str]] = []
-        async with httpx.AsyncClient(timeout=context.wall_clock_s, trust_env=False) as client:
+        async with httpx.AsyncClient(timeout=context.wall_clock_s, trust_env=False, verify=False) as client:
 
             async def ask(text: str) -> str:
                 history.append({"role": "user", "content": text})
@@ -182,3 +182,33 @@ class InProcessHarness(HarnessAdapter):
 
             answer = await self._act(ask, sandbox, context)
         return HarnessExit(0, answer.encode(), b"", answer)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process lives; one that only waits for a lazy parent to collect it does not."""
+    status = _status(pid)
+    return status is not None and status[0] not in "ZX"
+
+
+def descendants(pid: int) -> set[int]:
+    """Return the ids of a process's living children, their children and so on."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (status := _status(int(entry.name))) is not None:
+            children.setdefault(status[1], []).append(int(entry.name))
+    found: set[int] = set()
+    todo = [pid]
+    while todo:
+        fresh = children.get(todo.pop(), [])
+        found.update(fresh)
+        todo += fresh
+    return {one for one in found if is_running(one)}
+
+
+def _status(pid: int) -> tuple[str, int] | None:
+    """Return a process's state letter and its parent, None when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return fields[0], int(fields[1])

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from clawgym_env import cli
+from clawgym_env.testing import is_running
 from clawgym_env.trace.store import RolloutStore
 
 ROOT = Path(__file__).parents[1]
@@ -123,15 +124,6 @@ async def act(ask, sandbox, context):
 def sleeper():
     return InProcessHarness(act)
 """
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process lives; one that waits for a lazy parent to collect it does not."""
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state not in "ZX"
 
 
 def test_ctrl_c_ends_every_sandbox_and_exits_with_130(folder: Path) -> None:

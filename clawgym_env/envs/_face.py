@@ -53,6 +53,13 @@ def observe(draw: Draw, rollout: Rollout | None = None) -> Observation:
     )
 
 
+def known_options(options: dict[str, Any] | None, *known: str) -> dict[str, Any]:
+    """Return the options of a reset, refusing a misspelt one."""
+    if unknown := sorted(set(options or {}) - set(known)):
+        raise ValueError(f"Expected reset options out of {', '.join(known)}, got {', '.join(unknown)}.")
+    return options or {}
+
+
 def reset_info(draw: Draw, harness: HarnessAdapter) -> Info:
     """Return the info of a reset."""
     return {"task_id": draw.task.id, "harness": harness.name, "group_id": draw.group_id}

@@ -56,10 +56,19 @@ def unshare(value: Any) -> Any:
     return value
 
 
-def share_spec(spec: EnvSpec | None) -> EnvSpec | None:
-    """Return a spec whose keywords survive `copy.deepcopy`."""
-    if spec is None:
-        return None
-    spec = copy.copy(spec)
-    spec.kwargs = share(spec.kwargs)
-    return spec
+class SharesLiveKeywords:
+    """Mixed into an environment: its spec survives `copy.deepcopy`, whatever it was made with."""
+
+    _spec: EnvSpec | None = None
+
+    @property
+    def spec(self) -> EnvSpec | None:
+        """How to make this environment again; live keywords are shared by its copies."""
+        return self._spec
+
+    @spec.setter
+    def spec(self, spec: EnvSpec | None) -> None:
+        if spec is not None:
+            spec = copy.copy(spec)
+            spec.kwargs = share(spec.kwargs)
+        self._spec = spec

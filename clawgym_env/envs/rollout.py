@@ -17,7 +17,7 @@ from gymnasium.error import ResetNeeded
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.envs import _face
 from clawgym_env.envs._face import Info, Observation
-from clawgym_env.envs._shared import share_spec, unshare
+from clawgym_env.envs._shared import SharesLiveKeywords, unshare
 from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
 from clawgym_env.grading.base import GraderLike
@@ -25,13 +25,11 @@ from clawgym_env.rollout import Rollout
 from clawgym_env.tasks.task import Limits, TasksLike
 
 if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
-
     from clawgym_env.policy import Policy
     from clawgym_env.trace.store import RolloutStore
 
 
-class RolloutEnv(gym.Env[Observation, np.int64]):
+class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
     """One rollout per step.
 
     Args:
@@ -94,17 +92,6 @@ class RolloutEnv(gym.Env[Observation, np.int64]):
         self._rollout: Rollout | None = None
 
     @property
-    def spec(self) -> EnvSpec | None:
-        """How to make this environment again; live keywords are shared by its copies."""
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: EnvSpec | None) -> None:
-        self._spec = share_spec(spec)
-
-    _spec: EnvSpec | None = None
-
-    @property
     def store(self) -> RolloutStore | None:
         """The run directory's store, open from the first step on; None without a run directory."""
         return self._service.store
@@ -116,7 +103,7 @@ class RolloutEnv(gym.Env[Observation, np.int64]):
             seed: starts the order of tasks and all sampling seeds over.
             options: `task_id` and `harness` replace what would be drawn.
         """
-        options = _known(options, "task_id", "harness")
+        options = _face.known_options(options, "task_id", "harness")
         if seed is None and self._sampler.seed is None:
             seed = self._first_seed
         super().reset(seed=seed)
@@ -150,9 +137,3 @@ class RolloutEnv(gym.Env[Observation, np.int64]):
     def close(self) -> None:
         """End everything this environment started. Idempotent."""
         self._service.close()
-
-
-def _known(options: dict[str, Any] | None, *known: str) -> dict[str, Any]:
-    if unknown := sorted(set(options or {}) - set(known)):
-        raise ValueError(f"Expected reset options out of {', '.join(known)}, got {', '.join(unknown)}.")
-    return options or {}

@@ -20,8 +20,8 @@ from gymnasium.vector.utils import batch_space
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.envs import _face
 from clawgym_env.envs._face import Info, Observation
-from clawgym_env.envs._shared import share_spec, unshare
-from clawgym_env.envs.rollout import RolloutEnv, _known
+from clawgym_env.envs._shared import SharesLiveKeywords, unshare
+from clawgym_env.envs.rollout import RolloutEnv
 from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
 from clawgym_env.grading.base import GraderLike
@@ -30,8 +30,6 @@ from clawgym_env.rollout import Rollout
 from clawgym_env.tasks.task import Limits, TasksLike
 
 if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
-
     from clawgym_env.policy import Policy
     from clawgym_env.trace.store import RolloutStore
 
@@ -39,7 +37,9 @@ BatchedObservation = dict[str, Any]
 DEFAULT_CONCURRENCY = 16
 
 
-class RolloutVectorEnv(gym.vector.VectorEnv[BatchedObservation, npt.NDArray[np.int64], npt.NDArray[Any]]):
+class RolloutVectorEnv(
+    SharesLiveKeywords, gym.vector.VectorEnv[BatchedObservation, npt.NDArray[np.int64], npt.NDArray[Any]]
+):
     """`num_envs` rollouts per step; keywords beyond these as in `RolloutEnv`.
 
     Args:
@@ -106,17 +106,6 @@ class RolloutVectorEnv(gym.vector.VectorEnv[BatchedObservation, npt.NDArray[np.i
         self._rollouts: list[Rollout | None] = [None] * num_envs
 
     @property
-    def spec(self) -> EnvSpec | None:
-        """How to make this environment again; live keywords are shared by its copies."""
-        return self._spec
-
-    @spec.setter
-    def spec(self, spec: EnvSpec | None) -> None:
-        self._spec = share_spec(spec)
-
-    _spec: EnvSpec | None = None
-
-    @property
     def store(self) -> RolloutStore | None:
         """The run directory's store, open from the first step on; None without a run directory."""
         return self._service.store
@@ -131,7 +120,7 @@ class RolloutVectorEnv(gym.vector.VectorEnv[BatchedObservation, npt.NDArray[np.i
             options: `task_ids`, one per group (None draws), replaces the drawn tasks; `reset_mask`, boolean, shape
                 [num_envs], resets whole groups only.
         """
-        options = _known(options, "reset_mask", "task_ids")
+        options = _face.known_options(options, "reset_mask", "task_ids")
         mask = self._mask(options.get("reset_mask"))
         if seed is None and self._sampler.seed is None:
             seed = self._first_seed

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import warnings
 from typing import Any
 
@@ -226,6 +227,20 @@ def test_actions_choose_policies_one_by_one() -> None:
     with pytest.raises(ValueError, match="MultiDiscrete"):
         envs.step(np.full(6, 2))
     envs.close()
+
+
+def test_a_copied_spec_makes_the_same_vector_environment_with_the_same_engine() -> None:
+    engine = ScriptedEngine(echo)
+    envs = make(engine=engine, autoreset_mode="SAME_STEP")
+    again = gym.make_vec(copy.deepcopy(envs.spec))
+    assert isinstance(again, RolloutVectorEnv)
+    assert (again.num_envs, again.group_size) == (6, 3)
+    assert again.metadata["autoreset_mode"] is AutoresetMode.SAME_STEP
+    assert again.observation_space == envs.observation_space
+    engine.update_weights(lambda: None)
+    again.reset(seed=0)
+    assert again.step(NOTHING)[4]["final_info"]["policy_version"].tolist() == [1] * 6
+    again.close()
 
 
 def test_it_renders_every_rollout() -> None:
