@@ -91,6 +91,24 @@ class TokenRow:
     """The call whose reply a token is; -1 for context."""
 
 
+def read_tokens(calls: Sequence[ModelCall], index: int, length: int) -> TokenIds:
+    """Return the first `length` ids of a call's history, gathered from the end of the prefix chain to its start."""
+    pieces: list[TokenIds] = []
+    at: int | None = index
+    end = length
+    while at is not None and end > 0:
+        call = calls[at]
+        if end > call.prompt_len:
+            pieces.append(call.token_ids[: end - call.prompt_len])
+        if end > call.prefix_len:
+            pieces.append(call.delta_token_ids[: end - call.prefix_len])
+        end = min(end, call.prefix_len)
+        at = call.prefix_parent
+    if not pieces:
+        return np.empty(0, dtype=np.int32)
+    return np.concatenate(pieces[::-1])
+
+
 class PrefixTree:
     """Immutable. `len(tree)` is the number of calls; `tree[i]` is a `ModelCall`. Equal trees hold equal calls."""
 
@@ -117,11 +135,11 @@ class PrefixTree:
 
     def prompt(self, index: int) -> TokenIds:
         """Return the exact prompt ids of a call, shape [prompt_len]."""
-        return self._tokens(index, self.calls[index].prompt_len)
+        return read_tokens(self.calls, index, self.calls[index].prompt_len)
 
     def history(self, index: int) -> TokenIds:
         """Return prompt and reply ids of a call, shape [history_len]."""
-        return self._tokens(index, self.calls[index].history_len)
+        return read_tokens(self.calls, index, self.calls[index].history_len)
 
     def trajectories(self, selection: Selection = Selection()) -> tuple[Trajectory, ...]:
         """Return the kept lineage paths, in order of their first call."""
@@ -268,23 +286,6 @@ class PrefixTree:
                 raise ValueError(f"Expected an earlier prefix parent of call {index}, got {call.prefix_parent}.")
             if not 0 <= call.prefix_len <= longest:
                 raise ValueError(f"Expected prefix_len of call {index} in [0, {longest}], got {call.prefix_len}.")
-
-    def _tokens(self, index: int, length: int) -> TokenIds:
-        """Return the first `length` ids of a call's history, read from the end of the prefix chain to its start."""
-        pieces: list[TokenIds] = []
-        at: int | None = index
-        end = length
-        while at is not None and end > 0:
-            call = self.calls[at]
-            if end > call.prompt_len:
-                pieces.append(call.token_ids[: end - call.prompt_len])
-            if end > call.prefix_len:
-                pieces.append(call.delta_token_ids[: end - call.prefix_len])
-            end = min(end, call.prefix_len)
-            at = call.prefix_parent
-        if not pieces:
-            return np.empty(0, dtype=np.int32)
-        return np.concatenate(pieces[::-1])
 
     def _contained_histories(self) -> list[int | None]:
         """For each call the nearest other call whose whole history its own history begins with.

@@ -1,0 +1,330 @@
+"""Builds the prefix tree of one rollout while it runs: finds each call's parent, makes its exact prompt.
+
+The proxy calls `prepare` when a request arrives and `commit` when the engine has answered. Invariant: the next
+prompt is the parent's prompt, its *sampled* ids and a bridge of the new messages only. What is not provably the
+continuation of a stored reply is rendered from scratch as context, on a new token branch, with the reason named.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from clawgym_env.engine.base import Generation, SamplingParams, TokenIds
+from clawgym_env.messages import ChatRequest, Completion, Message
+from clawgym_env.rendering import message_dicts, tool_dicts
+from clawgym_env.trace.calls import CallKind, CallTiming, ModelCall
+from clawgym_env.trace.classify import CallFacts, assign_kinds, assign_states, marked_kind
+from clawgym_env.trace.matching import Digest, LineageIndex, RequestView, view_request
+from clawgym_env.trace.prefix_tree import PrefixTree, read_tokens
+
+if TYPE_CHECKING:
+    from renderers.base import Renderer
+    from renderers.base import ToolSpec as ToolDict
+
+Classify = Callable[[ChatRequest, Mapping[str, str]], CallKind | None]
+TransientSuffix = Callable[[Sequence[Message]], int]
+
+_Scalar = TypeVar("_Scalar", np.int32, np.float32)
+
+RELATIVES = 4
+"""How many sibling calls a prompt is compared with to find shared tokens."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class PreparedCall:
+    """A request with its place in the tree and its exact prompt, before the engine has answered."""
+
+    request: ChatRequest
+    prompt_token_ids: TokenIds
+    """Shape [p]."""
+    lineage_parent: int | None
+    prefix_parent: int | None
+    prefix_len: int
+    drift_reason: str | None
+    arrived_s: float
+    view: RequestView
+    declared: CallKind | None
+    """The adapter's word on the kind."""
+    turn_ends: tuple[tuple[Digest, int], ...]
+    """Where in the prompt the stored replies it holds end; later prompts go on from there."""
+
+
+@dataclass(slots=True)
+class _Prompt:
+    """A prompt in the making: tokens, ending with the reply of `last` (no reply yet: -1)."""
+
+    tokens: TokenIds
+    last: int
+    turn_ends: list[tuple[Digest, int]]
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """What `freeze` needs to know of a committed call."""
+
+    call: ModelCall
+    declared: CallKind | None
+    marked: CallKind | None
+    tool_names: tuple[str, ...]
+    segment: int
+    delivered_s: float | None = None
+
+
+class TreeBuilder:
+    """One rollout's tree in the making. Not thread-safe, but `prepare` only reads."""
+
+    def __init__(
+        self,
+        renderer: Renderer,
+        *,
+        classify: Classify | None = None,
+        transient_suffix: TransientSuffix | None = None,
+    ) -> None:
+        """Start an empty tree.
+
+        Args:
+            renderer: must be able to bridge (see `rendering.make_renderer`).
+            classify: the adapter's word on a call's kind; None leaves all to the generic rules.
+            transient_suffix: how many trailing messages of a request the next one will not contain.
+        """
+        self._renderer = renderer
+        self._classify = classify
+        self._transient_suffix = transient_suffix
+        self._stops = np.array(renderer.get_stop_token_ids(), dtype=np.int32)
+        self._nodes: list[_Node] = []
+        self._calls: list[ModelCall] = []
+        self._index = LineageIndex()
+        self._children: dict[int | None, list[int]] = {}
+        self._turn_ends: dict[Digest, tuple[int, int]] = {}
+        """Exact history up to and including a reply, to (call, length): history(call)[:length] holds its tokens."""
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def call(self, index: int) -> ModelCall:
+        """Return a committed call; its kind and state are provisional until `freeze`."""
+        return self._calls[index]
+
+    def prepare(self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float) -> PreparedCall:
+        """Find the request's place and make its prompt. Reads the builder only.
+
+        Args:
+            arrived_s: seconds since the rollout's first call.
+        """
+        transient = 0 if self._transient_suffix is None else self._transient_suffix(request.messages)
+        view = view_request(request, transient=transient)
+        self._index.place(view)
+        prompt, drift = self._prompt(view, request)
+        prefix_parent, prefix_len = self._shared_prefix(prompt.tokens, view)
+        return PreparedCall(
+            request=request,
+            prompt_token_ids=prompt.tokens,
+            lineage_parent=view.parent,
+            prefix_parent=prefix_parent,
+            prefix_len=prefix_len,
+            drift_reason=drift,
+            arrived_s=arrived_s,
+            view=view,
+            declared=None if self._classify is None else self._classify(request, headers),
+            turn_ends=tuple(prompt.turn_ends),
+        )
+
+    def commit(
+        self,
+        prepared: PreparedCall,
+        generation: Generation,
+        completion: Completion,
+        sampling: SamplingParams,
+        *,
+        generated_s: float,
+        starved: bool = False,
+    ) -> int:
+        """Add an answered call and return its index.
+
+        Args:
+            completion: exactly what the harness is told; its tool-call ids are how the next request is recognised.
+            generated_s: seconds since the rollout's first call.
+            starved: the client's own budget left no room for a fair sample.
+
+        Raises:
+            ValueError: ids, log-probabilities and version spans of the generation do not fit together.
+        """
+        index = len(self._calls)
+        view, parent = prepared.view, prepared.lineage_parent
+        marked = marked_kind(prepared.request)
+        call = ModelCall(
+            id=completion.id,
+            index=index,
+            lineage_parent=parent,
+            prefix_parent=prepared.prefix_parent,
+            prefix_len=prepared.prefix_len,
+            delta_token_ids=_frozen(prepared.prompt_token_ids[prepared.prefix_len :]),
+            token_ids=_frozen(generation.token_ids),
+            logprobs=_frozen(generation.logprobs),
+            policy_versions=generation.policy_versions,
+            sampling=sampling,
+            finish_reason=completion.finish_reason,
+            kind=prepared.declared or marked or ("main" if parent is None else self._calls[parent].kind),
+            state="live",
+            dialect=prepared.request.dialect,
+            drift_reason=prepared.drift_reason,
+            request_hash=view.request_hash,
+            role_hash=view.role_hash,
+            starved=starved,
+            timing=CallTiming(prepared.arrived_s, generated_s, None),
+        )
+        call.validate()
+        opener = self._index.reopened(view)
+        segment = index if opener is None else self._nodes[opener].segment
+        tool_names = tuple(tool.name for tool in prepared.request.tools)
+        self._nodes.append(_Node(call, prepared.declared, marked, tool_names, segment))
+        self._calls.append(call)
+        self._children.setdefault(parent, []).append(index)
+        self._index.add(view, completion)
+        for key, length in prepared.turn_ends:
+            self._turn_ends.setdefault(key, (index, length))
+        self._turn_ends[view.exact_with_reply(index)] = (index, call.history_len)
+        return index
+
+    def mark_delivered(self, index: int, delivered_s: float) -> None:
+        """Note that the harness has every byte of a reply. Seconds since the rollout's first call."""
+        self._nodes[index].delivered_s = delivered_s
+        self._index.mark_delivered(index)
+
+    def freeze(self) -> PrefixTree:
+        """Decide kind and state of every call and return the finished tree."""
+        facts = [
+            CallFacts(
+                lineage_parent=node.call.lineage_parent,
+                segment=node.segment,
+                declared=node.declared,
+                marked=node.marked,
+                role_hash=node.call.role_hash,
+                tool_names=node.tool_names,
+                request_hash=node.call.request_hash,
+                delivered=node.delivered_s is not None,
+                trainable_tokens=0 if node.call.starved else len(node.call.token_ids),
+            )
+            for node in self._nodes
+        ]
+        kinds = assign_kinds(facts)
+        states = assign_states(facts, kinds)
+        return PrefixTree(
+            [
+                dataclasses.replace(
+                    node.call,
+                    kind=kind,
+                    state=state,
+                    timing=dataclasses.replace(node.call.timing, delivered_s=node.delivered_s),
+                )
+                for node, kind, state in zip(self._nodes, kinds, states, strict=True)
+            ]
+        )
+
+    def _prompt(self, view: RequestView, request: ChatRequest) -> tuple[_Prompt, str | None]:
+        """Make the exact prompt, and say why it could not go on from the lineage parent's tokens."""
+        tools = tool_dicts(request.tools)
+        prompt = self._beginning(view, tools)
+        if prompt is not None:
+            prompt = self._extended(prompt, view, tools)
+        if prompt is not None:
+            return prompt, self._drift(view, spliced=True)
+        ids = self._renderer.render_ids(message_dicts(view.messages), tools=tools, add_generation_prompt=True)
+        return _Prompt(np.array(ids, dtype=np.int32), -1, []), self._drift(view, spliced=False)
+
+    def _beginning(self, view: RequestView, tools: list[ToolDict] | None) -> _Prompt | None:
+        """Return the longest stored beginning of this request that ends with a stored reply.
+
+        Where none is stored, the messages before the first reply are rendered and that reply's ids put behind them.
+        None when no reply can be put in by id: a message that is not ours stands behind each.
+        """
+        usable = [at for at in sorted(view.known) if at > view.last_foreign]
+        for at in reversed(usable):
+            end = self._turn_ends.get(view.exact[at + 1])
+            if end is not None:
+                return _Prompt(read_tokens(self._calls, *end), at, [])
+        if not usable:
+            return None
+        first = usable[0]
+        ids = self._renderer.render_ids(message_dicts(view.messages[:first]), tools=tools, add_generation_prompt=True)
+        prompt = _Prompt(np.array(ids, dtype=np.int32), -1, [])
+        self._put_reply(prompt, view, first)
+        return prompt
+
+    def _extended(self, prompt: _Prompt, view: RequestView, tools: list[ToolDict] | None) -> _Prompt | None:
+        """Bridge turn by turn to the end of the request; None when the renderer cannot prove a bridge."""
+        later = [at for at in sorted(view.known) if at > prompt.last]
+        for at in [*later, len(view.messages)]:
+            reply = self._calls[view.known[prompt.last]].token_ids
+            # The reply's own message goes along, so that a tool result knows the name of its tool.
+            new = message_dicts(view.messages[prompt.last : at])[1:]
+            split = len(prompt.tokens) - len(reply)
+            prior = [*self._tail(prompt.tokens[:split]), *reply.tolist()]
+            bridged = self._renderer.bridge_to_next_turn(
+                prior[: len(prior) - len(reply)], prior[len(prior) - len(reply) :], new, tools=tools
+            )
+            if bridged is None or bridged.token_ids[: len(prior)] != prior:
+                return None
+            added = np.array(bridged.token_ids[len(prior) :], dtype=np.int32)
+            prompt.tokens = np.concatenate([prompt.tokens, added])
+            if at < len(view.messages):
+                self._put_reply(prompt, view, at)
+        return prompt
+
+    def _put_reply(self, prompt: _Prompt, view: RequestView, at: int) -> None:
+        prompt.tokens = np.concatenate([prompt.tokens, self._calls[view.known[at]].token_ids])
+        prompt.last = at
+        prompt.turn_ends.append((view.exact[at + 1], len(prompt.tokens)))
+
+    def _tail(self, prompt: TokenIds) -> list[int]:
+        """Return the prompt from its last turn close on: all a bridge looks at, at a cost that does not grow."""
+        window = 64
+        ends = np.flatnonzero(np.isin(prompt[-window:], self._stops))
+        while not len(ends) and window < len(prompt):
+            window *= 8
+            ends = np.flatnonzero(np.isin(prompt[-window:], self._stops))
+        tail: list[int] = (prompt[-window:][ends[-1] :] if len(ends) else prompt).tolist()
+        return tail
+
+    def _drift(self, view: RequestView, *, spliced: bool) -> str | None:
+        if view.parent is None:
+            return None
+        if view.drift is not None:
+            return view.drift
+        return None if spliced else "bridge_unproven"
+
+    def _shared_prefix(self, tokens: TokenIds, view: RequestView) -> tuple[int | None, int]:
+        """Return the call of the same conversation whose history this prompt shares most tokens with."""
+        siblings = self._children.get(view.parent, [])[-RELATIVES:]
+        relatives = [*siblings, view.parent] if view.parent is not None else siblings
+        best: int | None = None
+        longest = 0
+        for index in reversed(relatives):
+            call = self._calls[index]
+            if min(call.history_len, len(tokens)) <= longest:
+                continue
+            shared = _common_length(tokens, read_tokens(self._calls, index, call.history_len))
+            if shared < call.history_len:
+                shared = min(shared, call.prompt_len)  # never into the middle of what was sampled
+            if shared > longest:
+                best, longest = index, shared
+        return best, longest
+
+
+def _common_length(a: TokenIds, b: TokenIds) -> int:
+    length = min(len(a), len(b))
+    different = a[:length] != b[:length]
+    return int(different.argmax()) if different.any() else length
+
+
+def _frozen(array: npt.NDArray[_Scalar]) -> npt.NDArray[_Scalar]:
+    """Return a read-only copy: the caller may go on using its buffer."""
+    copy = array.copy()
+    copy.flags.writeable = False
+    return copy
