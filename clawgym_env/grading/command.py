@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from clawgym_env.errors import GraderError
 from clawgym_env.grading.base import Grade, Grader, GraderLike
+from clawgym_env.grading.clawgym_reward import stock_checker, with_mean
 from clawgym_env.grading.function import FunctionGrader
 from clawgym_env.sandbox.base import ExecResult, Sandbox
 
@@ -53,8 +54,9 @@ class CommandGrader:
             await _bring_in(task, sandbox, response)
         except (OSError, ValueError) as error:
             raise GraderError(f"Expected to bring in the hidden files of task {task.id!r}, got: {error}") from error
+        stock = stock_checker(task)
         result = await sandbox.exec(
-            task.grade_command,
+            stock or task.grade_command,
             env={
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PYTHONSAFEPATH": "1",
@@ -63,7 +65,7 @@ class CommandGrader:
             },
             timeout_s=task.limits.grader_s,
         )
-        return read_grade(result, task)
+        return read_grade(with_mean(result) if stock else result, task)
 
 
 async def _bring_in(task: Task, sandbox: Sandbox, response: str) -> None:
