@@ -55,7 +55,7 @@ async def play(
             base_url=f"http://127.0.0.1:{PORT}/r/{session.key}",
             context_length=engine.context_length,
         )
-        done = await asyncio.wait_for(harness.run(sandbox, context), 240)
+        done = await asyncio.wait_for(harness.run(sandbox, context), 420)
         tree = await session.settle()
         await listener.close()
         return done, tree, await sandbox.read_file(f"{WORKDIR}/a.txt"), engine
