@@ -32,7 +32,7 @@ class Capabilities:
 
     memory: Literal["tree", "process"]
     processes: Literal["tree", "namespace", "none"]
-    """`namespace`: counted per sandbox by kernels from 5.14 on, per user before that. The kernel never counts root's."""
+    """`namespace`: counted per sandbox by kernels from 5.14 on, per user before. The kernel never counts root's."""
     cpus: Literal["tree", "none"]
 
 

@@ -88,8 +88,9 @@ class LocalSandbox:
         self._group: ControlGroup | None = None
         self._control = Control()
         self._process: subprocess.Popen[bytes] | None = None
+        self._bubblewrap = -1
         self._supervisor = -1
-        """A pidfd: unlike a pid it cannot come to mean another process."""
+        """Pidfds: unlike a pid they cannot come to mean another process."""
         self._messages = os.memfd_create("bwrap-stderr")
         self._environment: dict[str, str] = {}
         self._lingering: set[OutputPipe] = set()
@@ -168,7 +169,7 @@ class LocalSandbox:
         """Return a listening socket bound inside; see `Sandbox.listen`.
 
         Raises:
-            OSError: the port is taken.
+            OSError: the port is taken, or below 1024 (nobody has the capability for those).
         """
         value, fd = await self._control.request("listen", port)
         if fd is None:
@@ -226,6 +227,7 @@ class LocalSandbox:
                 cwd="/",
                 env={},
             )
+            self._bubblewrap = os.pidfd_open(self._process.pid)
         except OSError as error:
             raise SandboxError(f"Expected to start {bwrap}, got {error}.") from error
         finally:
@@ -233,7 +235,7 @@ class LocalSandbox:
             for fd in (*files.values(), filter_fd):
                 os.close(fd)
         try:
-            pid = await asyncio.wait_for(self._control.ready, _OPEN_TIMEOUT_S)
+            pid = await asyncio.wait_for(asyncio.shield(self._control.ready), _OPEN_TIMEOUT_S)
             self._supervisor = os.pidfd_open(pid)
             if self._group is not None:
                 self._group.add(pid)
@@ -352,7 +354,7 @@ class LocalSandbox:
             self._control.close()
             for pipe in self._lingering:
                 pipe.close()
-            for fd in (self._supervisor, self._messages):
+            for fd in (self._supervisor, self._bubblewrap, self._messages):
                 if fd >= 0:
                     os.close(fd)
             if self._group is not None:
@@ -360,25 +362,24 @@ class LocalSandbox:
 
     async def _end(self, process: subprocess.Popen[bytes]) -> None:
         """End the pid namespace and wait until bubblewrap has seen it end."""
-        if self._supervisor >= 0:
-            with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._supervisor, signal.SIGKILL)
-        else:
-            process.kill()
+        if self._supervisor < 0:
+            # Killed while it builds, bubblewrap could leave its child behind: let it finish or fail.
+            with suppress(SandboxError, OSError, TimeoutError):
+                self._supervisor = os.pidfd_open(await asyncio.wait_for(self._control.ready, _KILL_TIMEOUT_S))
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._supervisor if self._supervisor >= 0 else self._bubblewrap, signal.SIGKILL)
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
-        pidfd = os.pidfd_open(process.pid)
-        loop.add_reader(pidfd, gone.set)
+        loop.add_reader(self._bubblewrap, gone.set)
         try:
             await asyncio.wait_for(gone.wait(), _KILL_TIMEOUT_S)
         except TimeoutError:
+            _logger.error(
+                "Sandbox of bubblewrap %d did not end in %s s; killing that too.", process.pid, _KILL_TIMEOUT_S
+            )
             process.kill()
             await gone.wait()
-            _logger.error(
-                "Bubblewrap %d had to be killed: its sandbox did not end in %s s.", process.pid, _KILL_TIMEOUT_S
-            )
         finally:
-            loop.remove_reader(pidfd)
-            os.close(pidfd)
+            loop.remove_reader(self._bubblewrap)
         process.wait()
 
 

@@ -78,8 +78,7 @@ class Supervisor:
                     kill_job(keeper, status_fd)
             self.reply(DONE, job_id, 0)
         elif kind == "kill_all":
-            # From PID 1 this reaches every process but itself, and no fork can slip through.
-            _signal(-1, _SIGKILL)
+            kill_all()
             self.reply(DONE, job_id, 0)
         elif kind == "listen":
             self.listen(job_id, argument)
@@ -235,6 +234,15 @@ def copy_folder(kind: str, folder: str, origin: str, max_bytes: int) -> None:
     else:
         with open(0, "rb") as source:
             folder_stream.unpack(source, folder, origin=origin, max_bytes=max_bytes)
+
+
+def kill_all() -> None:
+    """Kill every process but this one and wait until they are gone; no fork slips through a kill by PID 1."""
+    _signal(-1, _SIGKILL)
+    for _ in range(1000):
+        if not any(name.isdigit() and name != "1" for name in os.listdir("/proc")):
+            return
+        time.sleep(0.002)
 
 
 def kill_job(keeper: int, status_fd: int) -> None:

@@ -58,7 +58,7 @@ def test_version_two_limits_are_written_in_one_directory(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "line", ["cgroup {} cgroup rw,memory 0 0", "cgroup2 {}/missing cgroup2 rw 0 0", "tmpfs {} tmpfs rw 0 0"]
+    "line", ["cgroup {} cgroup rw,memory 0 0", "cgroup2 {}/mounts cgroup2 rw 0 0", "tmpfs {} tmpfs rw 0 0"]
 )
 def test_incomplete_hierarchies_are_not_used(tmp_path: Path, line: str) -> None:
     assert ControlGroups.find(mounts_file(tmp_path, line.format(tmp_path))) is None
