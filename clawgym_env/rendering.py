@@ -330,7 +330,8 @@ def make_renderer(tokenizer: TextTokenizer, model_type: str = "auto") -> Rendere
     config = config_from_name(family)
     if config is None:
         raise EngineError(f"Expected a concrete renderer family, got {family!r}.")
-    return create_renderer(tokenizer, type(config)(thinking_retention="all"))
+    with tokenizer.special_texts():
+        return create_renderer(tokenizer, type(config)(thinking_retention="all"))
 
 
 def message_dicts(messages: Sequence[Message]) -> list[MessageDict]:

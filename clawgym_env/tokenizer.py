@@ -8,7 +8,8 @@ nothing in a workspace can forge a turn; special ids are placed by renderers, by
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -118,6 +119,18 @@ class TextTokenizer:
     def convert_tokens_to_ids(self, tokens: str) -> int | None:
         """Return the id of a token, or None when it is unknown."""
         return self._tokenizer.token_to_id(tokens)
+
+    @contextmanager
+    def special_texts(self) -> Iterator[None]:
+        """Recognise special tokens in texts for a while.
+
+        Only for building a renderer: some look their own special tokens up by encoding them.
+        """
+        self._tokenizer.encode_special_tokens = False
+        try:
+            yield
+        finally:
+            self._tokenizer.encode_special_tokens = True
 
     def save(self, folder: str | Path) -> None:
         """Write `tokenizer.json` and `tokenizer_config.json` into an existing folder."""

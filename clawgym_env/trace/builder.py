@@ -244,7 +244,8 @@ class TreeBuilder:
         Where none is stored, the messages before the first reply are rendered and that reply's ids put behind them.
         None when no reply can be put in by id: a message that is not ours stands behind each.
         """
-        usable = [at for at in sorted(view.known) if at > view.last_foreign]
+        foreign = view.last_foreign
+        usable = [at for at in sorted(view.known) if at > foreign]
         for at in reversed(usable):
             end = self._turn_ends.get(view.exact[at + 1])
             if end is not None:
@@ -265,7 +266,7 @@ class TreeBuilder:
             # The reply's own message goes along, so that a tool result knows the name of its tool.
             new = message_dicts(view.messages[prompt.last : at])[1:]
             split = len(prompt.tokens) - len(reply)
-            prior = [*self._tail(prompt.tokens[:split]), *reply.tolist()]
+            prior = [*self.tail(prompt.tokens[:split]), *reply.tolist()]
             bridged = self._renderer.bridge_to_next_turn(
                 prior[: len(prior) - len(reply)], prior[len(prior) - len(reply) :], new, tools=tools
             )
@@ -282,7 +283,7 @@ class TreeBuilder:
         prompt.last = at
         prompt.turn_ends.append((view.exact[at + 1], len(prompt.tokens)))
 
-    def _tail(self, prompt: TokenIds) -> list[int]:
+    def tail(self, prompt: TokenIds) -> list[int]:
         """Return the prompt from its last turn close on: all a bridge looks at, at a cost that does not grow."""
         window = 64
         ends = np.flatnonzero(np.isin(prompt[-window:], self._stops))

@@ -52,14 +52,14 @@ class RequestView:
     @property
     def last_foreign(self) -> int:
         """Position of the last assistant message that is no stored reply; -1 when all are."""
-        return max((at for at in range(len(self.messages)) if self._foreign(at)), default=-1)
+        for at in range(len(self.messages) - 1, -1, -1):
+            if self.messages[at].role == "assistant" and at not in self.known:
+                return at
+        return -1
 
     def exact_with_reply(self, call: int) -> Digest:
         """Digest this request and the reply it got."""
         return chain(self.exact[-1], b"call%d" % call)
-
-    def _foreign(self, at: int) -> bool:
-        return self.messages[at].role == "assistant" and at not in self.known
 
 
 def view_request(request: ChatRequest, *, transient: int = 0) -> RequestView:

@@ -47,13 +47,19 @@ class Agent:
     clock: float = 0.0
 
     def prepare(
-        self, messages: Sequence[Message], *, tools: Sequence[ToolSpec] = TOOLS, headers: Mapping[str, str] | None = None
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[ToolSpec] = TOOLS,
+        headers: Mapping[str, str] | None = None,
     ) -> PreparedCall:
         self.clock += 1.0
         request = ChatRequest("chat", "policy", tuple(messages), tuple(tools))
         return self.builder.prepare(request, headers or {}, arrived_s=self.clock)
 
-    def answer(self, prepared: PreparedCall, reply: Sequence[int], *, delivered: bool = True, starved: bool = False) -> int:
+    def answer(
+        self, prepared: PreparedCall, reply: Sequence[int], *, delivered: bool = True, starved: bool = False
+    ) -> int:
         self.count += 1
         parsed = parse_reply(RENDERER, reply, prepared.request.tools)
         calls = tuple(
