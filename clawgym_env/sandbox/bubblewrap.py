@@ -24,8 +24,11 @@ _HOST_PYTHON = "/usr/bin/python3"
 _SHM_MB = 64
 
 _MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = ("alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "ssl", "ca-certificates", "pki", "mime.types")
-"""What programs of the host's /usr need of its /etc; none of it names this machine."""
+_ETC = (
+    "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mime.types",
+    "ca-certificates", "ssl/certs", "ssl/openssl.cnf", "pki/ca-trust", "pki/tls/certs",
+)  # fmt: skip
+"""What programs of the host's /usr need of its /etc; none is secret (/etc/ssl/private is) or names this machine."""
 
 ETC_FILES: Mapping[str, str] = {
     "passwd": f"root:x:0:0:root:{HOME}:/bin/bash\nnobody:x:65534:65534:nobody:/nonexistent:/usr/sbin/nologin\n",

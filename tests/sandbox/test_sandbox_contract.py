@@ -359,7 +359,14 @@ import socket; socket.socket(socket.AF_UNIX).bind("sock")'
 
 def test_the_host_is_invisible(in_sandbox: InSandbox, tmp_path: Path) -> None:
     async def body(sandbox: Sandbox) -> None:
-        for path in (tmp_path, Path(__file__), Path.home() / ".bashrc", Path("/etc/shadow"), Path("/etc/machine-id")):
+        for path in (
+            tmp_path,
+            Path(__file__),
+            Path.home() / ".bashrc",
+            Path("/etc/ssl/private"),
+            Path("/etc/shadow"),
+            Path("/etc/machine-id"),
+        ):
             assert (await sandbox.exec(["ls", str(path)])).exit_code != 0, path
         assert (await sandbox.exec(["ls", "/tmp", "/home", "/opt"])).stdout.split() == [b"/home:", b"/opt:", b"/tmp:"]
         host_name = socket.gethostname()
