@@ -35,6 +35,8 @@ PROXY_PORT = 8080
 """The same in every sandbox: each has a network namespace of its own."""
 MODEL_NAME = "policy"
 OUTPUT_LIMIT = 64 << 10
+SETTLE_QUIET_S = 0.05
+"""Short: every process that could make a call is dead by then, only what is already in flight can still arrive."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +168,7 @@ class Runner:
                 await _until_over(sandbox, adapter, context, session, progress)
                 clock = _lap(progress, "harness", clock)
                 await sandbox.kill_all()
-                progress.tree = await session.settle()
+                progress.tree = await session.settle(quiet_s=SETTLE_QUIET_S)
                 _blame(session, progress)
             finally:
                 await asyncio.shield(listener.close())

@@ -1,0 +1,41 @@
+"""Names to things."""
+
+from __future__ import annotations
+
+import pytest
+
+from clawgym_env import registry
+from clawgym_env.errors import ClawGymError
+from clawgym_env.registry import HARNESSES, UnknownName
+from clawgym_env.testing import FakeBackend, InProcessHarness
+
+
+@pytest.mark.parametrize("name", sorted(HARNESSES))
+def test_every_name_of_the_table_makes_an_adapter_of_that_name(name: str) -> None:
+    assert registry.adapter(name).name == name
+
+
+def test_instances_and_import_paths_are_accepted() -> None:
+    harness, backend = InProcessHarness(), FakeBackend()
+    assert registry.adapter(harness) is harness
+    assert registry.backend(backend) is backend
+    assert isinstance(registry.backend("clawgym_env.testing:FakeBackend"), FakeBackend)
+
+
+def test_options_follow_a_question_mark() -> None:
+    assert registry.adapter("mini?dialect=messages").dialect == "messages"
+
+
+def test_an_unknown_option_lists_the_known_ones() -> None:
+    with pytest.raises(ClawGymError, match=r"\['dialect'\].*got colour"):
+        registry.adapter("mini?colour=red")
+
+
+def test_an_unknown_name_names_the_nearest() -> None:
+    with pytest.raises(UnknownName, match="Did you mean 'claude-code'"):
+        registry.adapter("claudecode")
+
+
+def test_an_import_path_to_something_else_is_refused() -> None:
+    with pytest.raises(ClawGymError, match="to be a HarnessAdapter, got dict"):
+        registry.adapter("builtins:dict")
