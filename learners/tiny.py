@@ -27,7 +27,7 @@ from clawgym_env.rendering import ChatMLRenderer, tool_dicts
 from clawgym_env.tasks.bundled import Instance, OracleStep, TaskFamily, Vocabulary, families
 from clawgym_env.tasks.bundled.vocabulary import CONSONANTS, VOWELS
 from clawgym_env.tokenizer import CHATML_SPECIALS, TextTokenizer
-from harness_adapters.mini.demonstrations import mini_tools, play
+from harness_adapters.mini.demonstrations import mini_tools, opening, play
 from learners.cold_start import Example, batches, make_example, train
 from learners.copying_init import give_copying_heads
 
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
 CONTEXT_LENGTH = 131_072
 ANSWER = "Done."
 
-PRE_TOKENS = r"\\n|\p{L}+|\d| {2,}|\s|[^\s\p{L}\d]"
-"""A word is the same tokens in the instruction and inside the JSON of a call: letters, single digits, punctuation and
-spaces never share a token, and the two characters of an escaped newline are one."""
-
+PRE_TOKENS = r"\\n|\p{L}+|\d|\n+|(?:(?!\\n)[^\p{L}\d\n])+"
+"""Letters, single digits, escaped newlines, newlines, runs of anything else. A word is the same tokens in the
+instruction and inside the JSON of a call, and what stands between two words is one token, so that what to copy next is
+decided by a token's neighbours."""
 
 _PARTS = re.compile(r"[A-Za-z]+|\d+|[^A-Za-z\d]+")
 
@@ -118,7 +118,10 @@ def corpus(chosen: Sequence[TaskFamily]) -> Iterator[str]:
     for family in chosen:
         for index in range(100):
             yield family.instance(index).task.instruction
-    yield from [json.dumps(tool_dicts(mini_tools()))] * 200
+    furniture = [message.content for message in opening("system\nuser\nassistant\n")]
+    tools = json.dumps(tool_dicts(mini_tools()), separators=(",", ":"))
+    call = json.dumps({"name": "write", "arguments": {"path": "a.txt", "content": "b"}})
+    yield from [*furniture, tools, call, "Tools:", "ok", ANSWER] * 500
     yield from sorted(topics.values())[:60]
 
 
@@ -141,7 +144,10 @@ def make_module(recipe: Recipe, tokenizer: TextTokenizer) -> LlamaForCausalLM:
         attn_implementation="sdpa",
     )
     module: LlamaForCausalLM = LlamaForCausalLM(config)
-    give_copying_heads(module)
+    # What may be copied stands after an opening quote or in a tool's answer, and goes to the same kind of places.
+    openers = (' "', "\\n", "<tool_response>")
+    alike = [index for index in range(tokenizer.vocab_size) if tokenizer.decode([index]).endswith(openers)]
+    give_copying_heads(module, alike=alike)
     return module
 
 
