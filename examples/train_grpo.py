@@ -11,12 +11,14 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
 import torch
 import tyro
+from transformers.utils.logging import disable_progress_bar
 
 import clawgym_env
 from clawgym_env import Task, cache_dir
@@ -64,10 +66,11 @@ def main(args: Args) -> None:
     # Harness processes keep the cores busy while we sample: a second OpenMP thread would spin against them.
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
+    disable_progress_bar()  # transformers' own, in the middle of ours
     rng = np.random.default_rng(args.seed)
     name = f"{args.harness}-{Path(args.policy).name}-seed{args.seed}{'-shuffled' * args.shuffle_rewards}"
     output_dir = args.output_dir or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-    if (output_dir / "metrics.jsonl").exists():
+    if (written := output_dir / "metrics.jsonl").exists() and written.stat().st_size:
         raise SystemExit(f"Expected a new --output-dir, got {output_dir}, which holds another run.")
 
     learner = TreeGRPO(load(args.policy), learning_rate=args.learning_rate, lora=16 if args.lora else None)
@@ -88,8 +91,8 @@ def main(args: Args) -> None:
         save_checkpoint(output_dir / "checkpoint", policy=learner.policy, learner=learner, cursor={"update": update})
 
     done = 0
-    with MetricsLog(output_dir) as log, TrainingTable(args.num_updates) as table:
-        try:
+    with MetricsLog(output_dir) as log, TrainingTable(args.num_updates) as table, closing(envs), closing(eval_envs):
+        with suppress(KeyboardInterrupt):
             table.doing("evaluating")
             log.write(0, first := evaluate())
             table.row(0, first)
@@ -113,16 +116,11 @@ def main(args: Args) -> None:
                 table.row(update, metrics)
                 if update % args.checkpoint_every == 0:
                     save(update)
-        except KeyboardInterrupt:
-            table.say(f"Interrupted after {done} updates.")
-        finally:
-            save(done)
-            eval_envs.close()
-            envs.close()
-            asyncio.run(learner.engine().close())
+        table.doing("done" if done == args.num_updates else f"interrupted after {done} updates")
+        save(done)
+        asyncio.run(learner.engine().close())
     draw_curve(read_metrics(output_dir), output_dir / "curve.png", title=name)
-    print(f"Reward curve: {output_dir / 'curve.png'}")
-    print(f"Checkpoint, good for --policy too: {output_dir / 'checkpoint'}")
+    print(f"Reward curve: {output_dir / 'curve.png'}\nCheckpoint, good for --policy too: {output_dir / 'checkpoint'}")
 
 
 def load(spec: str) -> Policy:
@@ -137,8 +135,10 @@ def load(spec: str) -> Policy:
 def split(spec: str, num_eval: int) -> tuple[Sequence[Task], Sequence[Task]]:
     """Return training and held-out tasks; bundled families make held-out instances of their own."""
     tasks = load_tasks(spec)
-    if spec.partition(":")[0] == "bundled":
-        return tasks, load_tasks(f"{spec}{',' if ':' in spec else ':'}split=heldout,size={num_eval}")
+    name, _, options = spec.partition(":")
+    if name == "bundled":
+        kept = [option for option in options.split(",") if option.startswith(("level", "family", "seed"))]
+        return tasks, load_tasks(f"{name}:{','.join([*kept, 'split=heldout', f'size={num_eval}'])}")
     if len(tasks) <= num_eval:
         raise SystemExit(f"Expected more tasks than --eval-tasks {num_eval}, got {len(tasks)} in {spec}.")
     return tasks[:-num_eval], tasks[-num_eval:]

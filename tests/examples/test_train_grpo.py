@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+from clawgym_env import RolloutStore, cache_dir
+from clawgym_env.errors import PolicyNotBuilt
+from clawgym_env.policy import load_policy
+from learners.metrics_log import read_metrics
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "train_grpo.py"
+SMALL = ["--num-tasks", "1", "--group-size", "2", "--eval-tasks", "2"]
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("train_grpo", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["train_grpo"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def _tiny() -> None:
+    try:
+        load_policy("tiny", cache=cache_dir())
+    except PolicyNotBuilt as missing:
+        pytest.skip(str(missing))
+
+
+def test_the_example_fits_on_a_few_screens() -> None:
+    assert len(SCRIPT.read_text().splitlines()) < 150
+
+
+@pytest.mark.parametrize("spec", ["bundled", "bundled:level=1", "bundled:level=1,split=train,size=9"])
+def test_bundled_tasks_hold_out_instances_that_share_nothing_with_training(example: ModuleType, spec: str) -> None:
+    train, held_out = example.split(spec, 6)
+    assert len(held_out) == 6
+    assert all("-train-" in task.id for task in train[:9])
+    assert all("-heldout-" in task.id for task in held_out)
+
+
+def test_a_folder_that_is_too_small_to_hold_tasks_out_is_refused(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train, _ = example.split("bundled:size=9", 1)
+    monkeypatch.setattr(example, "load_tasks", lambda spec: train)
+    assert [len(part) for part in example.split("./folder", 4)] == [5, 4]
+    with pytest.raises(SystemExit, match="more tasks than --eval-tasks 9"):
+        example.split("./folder", 9)
+
+
+def test_a_folder_that_holds_another_run_is_refused(example: ModuleType, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    threads = torch.get_num_threads()
+    with pytest.raises(SystemExit, match="holds another run"):
+        example.main(example.Args(output_dir=tmp_path))
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.policy
+@pytest.mark.usefixtures("_tiny")
+def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), *SMALL, "--num-updates", "2", "--output-dir", str(tmp_path)]
+    done = subprocess.run([*command, "--eval-every", "2"], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    first, *updates = read_metrics(tmp_path)
+    assert first.keys() == {"update", "eval/reward"}
+    assert [record["update"] for record in updates] == [1, 2]
+    assert [sorted(record.keys() & {"reward/mean", "eval/reward"}) for record in updates] == [
+        ["reward/mean"],
+        ["eval/reward", "reward/mean"],
+    ]
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+    assert list((tmp_path / "tensorboard").iterdir())
+    with RolloutStore(tmp_path, read_only=True) as store:
+        assert [len(ids) for ids in store.batches().values()] == [2, 2]
+    assert load_policy(tmp_path / "checkpoint", cache=cache_dir()).name == "tiny"
+
+
+@pytest.mark.policy
+@pytest.mark.usefixtures("_tiny")
+def test_an_interrupt_writes_the_checkpoint_and_leaves_no_process(tmp_path: Path) -> None:
+    command = [sys.executable, str(SCRIPT), *SMALL, "--num-updates", "1000", "--output-dir", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            _wait_until(lambda: _size(tmp_path / "metrics.jsonl") > 0, run)
+            _wait_until(lambda: bool(_descendants(run.pid)), run)
+            started = _descendants(run.pid)
+            os.kill(run.pid, signal.SIGINT)
+            out, err = run.communicate(timeout=120)
+        finally:
+            run.kill()
+    assert run.returncode == 0, err
+    assert "Checkpoint" in out
+    assert (tmp_path / "checkpoint" / "training.pt").is_file()
+    assert not started & _processes().keys()
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _wait_until(holds: Callable[[], bool], run: subprocess.Popen[str], timeout_s: float = 120.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert run.poll() is None, run.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Process(NamedTuple):
+    pid: int
+    started: int
+    """Clock ticks since boot: a number that is used again belongs to another process."""
+
+
+def _processes() -> dict[Process, int]:
+    """Return every process that runs, and the pid of its parent."""
+    found = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = file.read_text().rpartition(")")[2].split()
+            found[Process(int(file.parent.name), int(fields[19]))] = int(fields[1])
+    return found
+
+
+def _descendants(pid: int) -> set[Process]:
+    parents = _processes()
+    found: set[Process] = set()
+    pids = {pid}
+    while new := {process for process, parent in parents.items() if parent in pids} - found:
+        found |= new
+        pids |= {process.pid for process in new}
+    return found
