@@ -66,16 +66,15 @@ def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
         return spec
     name, _, query = spec.partition("?")
     made = _resolve("harness", name, HARNESSES)
+    if not (isinstance(made, type) and issubclass(made, HarnessAdapter)):
+        raise ClawGymError(f"Expected {name!r} to be a class of HarnessAdapter, got {made!r}.")
     options = {key: _option(value) for key, value in parse_qsl(query, keep_blank_values=True)}
     known = inspect.signature(made).parameters
     if unknown := sorted(set(options) - set(known)):
         raise ClawGymError(
             f"Expected options of harness {name!r} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
         )
-    harness = made(**options)
-    if not isinstance(harness, HarnessAdapter):
-        raise ClawGymError(f"Expected {spec!r} to be a HarnessAdapter, got {type(harness).__name__}.")
-    return harness
+    return made(**options)
 
 
 def backend(spec: str | SandboxBackend) -> SandboxBackend:

@@ -169,7 +169,7 @@ class Runner:
                 clock = _lap(progress, "harness", clock)
                 await sandbox.kill_all()
                 progress.tree = await session.settle(quiet_s=SETTLE_QUIET_S)
-                _blame(session, progress)
+                _blame(adapter, session, progress)
             finally:
                 await asyncio.shield(listener.close())
             clock = _lap(progress, "settle", clock)
@@ -230,14 +230,14 @@ async def _until_over(
             await asyncio.wait({harness})
 
 
-def _blame(session: RolloutSession, progress: _Progress) -> None:
+def _blame(adapter: HarnessAdapter, session: RolloutSession, progress: _Progress) -> None:
     """Let what the proxy saw overrule how the harness says it ended: its exit code is not trusted."""
     ended_by_itself = progress.stop_reason in (StopReason.COMPLETED, StopReason.HARNESS_ERROR)
     if session.engine_error is not None:
         progress.stop(StopReason.ENGINE_ERROR, str(session.engine_error))
     elif ended_by_itself and session.overflowed:
         progress.stop(StopReason.CONTEXT_LENGTH, progress.error)
-    elif ended_by_itself and not len(progress.tree) and session.num_calls == 0:
+    elif ended_by_itself and adapter.calls_model and session.num_calls == 0:
         progress.stop(StopReason.HARNESS_ERROR, progress.error or "The harness ended without a model call.")
 
 

@@ -181,6 +181,14 @@ def test_a_harness_without_a_call_is_infrastructure_and_retried_twice() -> None:
     assert rollout.id == "group/0~2"
 
 
+def test_a_harness_that_calls_no_model_by_design_is_graded() -> None:
+    class Noop(InProcessHarness):
+        calls_model = False
+
+    rollout = run(harness=Noop(never_ask))
+    assert (rollout.stop_reason, rollout.reward, len(rollout.tree)) == (StopReason.COMPLETED, 0.5, 0)
+
+
 def test_a_sandbox_that_opens_at_the_third_try_is_no_failure() -> None:
     backend = BrokenBackend(failures=2)
     assert run(backend=backend).stop_reason is StopReason.COMPLETED
