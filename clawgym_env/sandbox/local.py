@@ -207,23 +207,21 @@ class LocalSandbox:
         self._environment = {**bubblewrap.base_environment(python), **self._spec.env}
         files = {name: _memory_file(name, text.encode()) for name, text in bubblewrap.ETC_FILES.items()}
         filter_fd = _memory_file("seccomp", seccomp_filter())
-        control_fd = self._control.child.fileno()
         try:
             arguments = bubblewrap.arguments(
                 self._spec,
                 python=python,
                 python_mount=python_mount,
-                control_fd=control_fd,
                 seccomp_fd=filter_fd,
                 etc_fds=files,
             )
             # Popen, not asyncio's: that one adds a waiting thread per process, and the fork must be this thread's.
             self._process = subprocess.Popen(  # noqa: ASYNC220
                 [bwrap, *arguments],
-                stdin=subprocess.DEVNULL,
+                stdin=self._control.child.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=self._messages,
-                pass_fds=(*files.values(), filter_fd, control_fd),
+                pass_fds=(*files.values(), filter_fd),
                 cwd="/",
                 env={},
             )

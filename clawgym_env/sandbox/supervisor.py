@@ -1,9 +1,9 @@
 """PID 1 of a local sandbox: starts commands for the host, kills them, tells how they ended.
 
-Run by bubblewrap as `python3 -I -S supervisor.py FD`; FD is a SOCK_SEQPACKET pair to the host, which sends marshalled
-tuples `(kind, id, argument)` with file descriptors and gets back `(kind, id, value)` structs. Data never passes through
-here: each command works on pipes that the host made. Every command runs under a *keeper*, a fork of this process that
-adopts the command's orphans (PR_SET_CHILD_SUBREAPER), so that a daemon cannot leave its command's tree.
+Run by bubblewrap (see `bubblewrap.BOOT`) with one end of a SOCK_SEQPACKET pair as stdin. The host at the other end sends
+marshalled tuples `(kind, id, argument)` with file descriptors and gets back `(kind, id, value)` structs. Data never
+passes through here: each command works on pipes that the host made. Every command runs under a *keeper*, a fork of this
+process that adopts the command's orphans (PR_SET_CHILD_SUBREAPER), so that a daemon cannot leave its command's tree.
 Invariant: whatever happens inside, this process lives until the host hangs up, and its end ends the pid namespace.
 
 Stdlib only, and its private C modules at that: `socket`, `signal` and `json` cost 30 ms at start, twice per rollout.
@@ -18,7 +18,6 @@ import os
 import resource
 import select
 import struct
-import sys
 import time
 
 REPLY = struct.Struct("<BIi")
@@ -225,7 +224,6 @@ def write_file(path: str, mode: int) -> None:
 
 def copy_folder(kind: str, folder: str, origin: str, max_bytes: int) -> None:
     """Pack a folder to stdout or unpack stdin into it."""
-    sys.path.insert(0, os.path.dirname(__file__))
     import folder_stream  # type: ignore[import-not-found]
 
     if kind == "pack":
@@ -309,19 +307,17 @@ def _write_all(fd: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Serve the host on the socket named by the first argument."""
-    fd = int(sys.argv[1])
-    os.closerange(3, fd)
-    os.closerange(fd + 1, fd + 64)
-    os.set_inheritable(fd, False)
+    """Serve the host on the socket that is stdin."""
+    control = os.dup(0)
+    os.closerange(3, control)
+    os.closerange(control + 1, control + 64)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
     os.umask(0o022)
     # Nobody inside may read or write this process's memory or file descriptors, nor interrupt it.
     _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)
     _libc.signal(_SIGINT, _SIG_IGN)
     # Orphans of killed keepers come here; ignored children are reaped by the kernel.
     _libc.signal(_SIGCHLD, _SIG_IGN)
-    Supervisor(_socket.socket(fileno=fd)).serve()
-
-
-if __name__ == "__main__":
-    main()
+    Supervisor(_socket.socket(fileno=control)).serve()
