@@ -2,7 +2,8 @@
 
 Used by renderers and embedded engines; needs neither torch nor transformers. Invariant: text is data. A string that
 merely looks like a special token (`<|im_end|>` inside a file the agent reads) is encoded as ordinary text, so that
-nothing in a workspace can forge a turn; special ids are placed by renderers, by id.
+nothing in a workspace can forge a turn; special ids are placed by renderers, by id. Tokens that a model's own
+`tokenizer.json` adds without calling them special (Qwen's `<think>`) stay readable: its renderer writes them as text.
 """
 
 from __future__ import annotations
@@ -103,6 +104,9 @@ class TextTokenizer:
         scaffold = self._scaffolds.get(text)
         if scaffold is not None:
             return list(scaffold)
+        if not text.isascii():
+            # JSON may carry half a surrogate pair, which is no text; each becomes U+FFFD.
+            text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def decode(

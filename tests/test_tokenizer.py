@@ -30,6 +30,10 @@ def test_any_text_survives_the_round_trip_and_never_becomes_a_special_token(text
     assert not TOKENIZER.special_ids & set(ids)
 
 
+def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
+    assert TOKENIZER.decode(TOKENIZER.encode("a\ud83d b\ud83d\ude00")) == "a\ufffd b\U0001f600"
+
+
 def test_special_tokens_have_ids_after_the_256_bytes() -> None:
     ids = [TOKENIZER.convert_tokens_to_ids(token) for token in CHATML_SPECIALS]
     assert ids == list(range(256, 256 + len(CHATML_SPECIALS)))

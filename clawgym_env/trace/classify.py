@@ -18,7 +18,7 @@ from clawgym_env.trace.matching import system_text
 COMPACTION_MARKERS = (
     "tasked with summarizing conversations",
     "context summarization a",
-    "respond with text only. do not call any tools",
+    "text only. do not call any tools",
     "create a detailed summary of the conversation",
     "context checkpoint compaction",
 )

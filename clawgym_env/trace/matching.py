@@ -186,18 +186,15 @@ class LineageIndex:
                 return at
             asked_alike = self._by_prompt.get(view.histories[at])
             if asked_alike is not None and view.histories[at]:
-                view.parent = named if named in asked_alike else self._latest(asked_alike, view)
+                merged = named is not None and not set(asked_alike).isdisjoint(self._lineage(named))
+                view.parent = named if merged else self._latest(asked_alike, view)
                 view.drift = "reply_rewritten"
                 return at
         return -1
 
     def _recognise(self, view: RequestView) -> None:
         """Find the stored reply that each assistant message is, preferring those of the parent's own lineage."""
-        lineage: set[int] = set()
-        at_call = view.parent
-        while at_call is not None:
-            lineage.add(at_call)
-            at_call = self._calls[at_call].parent
+        lineage = set(self._lineage(view.parent))
         for at in view.replies:
             named = self._named(view.messages[at])
             if named is not None and self._calls[named].reply == view.digests[at]:
@@ -210,6 +207,12 @@ class LineageIndex:
                 call = own[-1] if own else self._latest(same, view)
             if reasoning_kept(self._calls[call].reasoning, view.messages[at].reasoning):
                 view.known[at] = call
+
+    def _lineage(self, call: int | None) -> Iterator[int]:
+        """Yield a call and those it goes back to."""
+        while call is not None:
+            yield call
+            call = self._calls[call].parent
 
     def _named(self, message: Message) -> int | None:
         """Return the call whose minted tool-call ids a message echoes."""

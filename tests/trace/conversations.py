@@ -40,10 +40,11 @@ def sampled(text: str, calls: Sequence[tuple[str, Mapping[str, Json]]] = (), *, 
 
 @dataclass
 class Agent:
-    """One rollout: a builder with a policy that says what it is told."""
+    """One rollout: a builder, and a policy that says what it is told."""
 
     builder: TreeBuilder = field(default_factory=lambda: TreeBuilder(RENDERER))
-    count: int = 0
+    replies: dict[int, Message] = field(default_factory=dict)
+    """What the harness was sent, by call."""
     clock: float = 0.0
 
     def prepare(
@@ -58,19 +59,25 @@ class Agent:
         return self.builder.prepare(request, headers or {}, arrived_s=self.clock)
 
     def answer(
-        self, prepared: PreparedCall, reply: Sequence[int], *, delivered: bool = True, starved: bool = False
+        self,
+        prepared: PreparedCall,
+        reply: Sequence[int],
+        *,
+        reasoning: str | None = None,
+        delivered: bool = True,
+        starved: bool = False,
     ) -> int:
-        self.count += 1
+        count = len(self.builder)
         parsed = parse_reply(RENDERER, reply, prepared.request.tools)
         calls = tuple(
-            ToolCall(f"call{self.count}x{i}", name, arguments) for i, (name, arguments) in enumerate(parsed.tool_calls)
+            ToolCall(f"call{count}x{i}", name, arguments) for i, (name, arguments) in enumerate(parsed.tool_calls)
         )
         closed = bool(reply) and reply[-1] in RENDERER.get_stop_token_ids()
         completion = Completion(
-            id=f"completion{self.count}",
+            id=f"completion{count}",
             model="policy",
             content=parsed.content,
-            reasoning=parsed.reasoning,
+            reasoning=reasoning,
             tool_calls=calls,
             finish_reason="tool_calls" if calls else "stop" if closed else "length",
             prompt_tokens=len(prepared.prompt_token_ids),
@@ -90,8 +97,6 @@ class Agent:
             self.builder.mark_delivered(index, self.clock)
         return index
 
-    replies: dict[int, Message] = field(default_factory=dict)
-
     def ask(
         self,
         messages: Sequence[Message],
@@ -99,20 +104,24 @@ class Agent:
         calls: Sequence[tuple[str, Mapping[str, Json]]] = (),
         *,
         tools: Sequence[ToolSpec] = TOOLS,
+        reasoning: str | None = None,
         delivered: bool = True,
         closed: bool = True,
         starved: bool = False,
     ) -> ModelCall:
-        """Send a request, let the policy answer it; the echo a harness would keep is `replies[index]`."""
+        """Send a request and let the policy answer it."""
         prepared = self.prepare(messages, tools=tools)
-        index = self.answer(prepared, sampled(text, calls, closed=closed), delivered=delivered, starved=starved)
-        return self.builder.call(index)
+        reply = sampled(text, calls, closed=closed)
+        return self.builder.call(
+            self.answer(prepared, reply, reasoning=reasoning, delivered=delivered, starved=starved)
+        )
 
     def echo(self, call: ModelCall) -> Message:
+        """Return a reply as the harness would put it into its history."""
         return self.replies[call.index]
 
     def results(self, call: ModelCall, *texts: str) -> list[Message]:
-        """The echo of a reply and one tool result for each of its calls."""
+        """Return the echo of a reply and one tool result for each of its calls."""
         echo = self.echo(call)
         return [
             echo,

@@ -10,8 +10,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 from conversations import RENDERER, SYSTEM, TOOLS, USER, Agent, sampled
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from clawgym_env.messages import Message, ToolCall, ToolSpec
+from clawgym_env.engine.base import Generation, SamplingParams, VersionSpan
+from clawgym_env.messages import Completion, Message, ToolCall, ToolSpec
 from clawgym_env.rendering import message_dicts, tool_dicts
 from clawgym_env.trace.builder import TreeBuilder
 from clawgym_env.trace.calls import ModelCall
@@ -150,34 +153,15 @@ def test_a_malformed_call_echoed_verbatim_is_spliced() -> None:
     assert (prepared.drift_reason, prepared.prefix_len) == (None, agent.builder.call(0).history_len)
 
 
-def think(agent: Agent) -> tuple[int, Message]:
-    """Commit a reply with reasoning, which our ChatML does not have, by hand."""
-    prepared = agent.prepare(START)
-    index = agent.answer(prepared, sampled("Four."))
-    return index, agent.replies[index]
-
-
-def reasoning_agent() -> tuple[Agent, Message]:
-    """An agent whose first reply came with reasoning."""
-    agent = Agent()
-    original = agent.builder.commit
-
-    def commit(prepared, generation, completion, sampling, **rest):  # type: ignore[no-untyped-def]
-        completion = dataclasses.replace(completion, reasoning="two and two")
-        return original(prepared, generation, completion, sampling, **rest)
-
-    agent.builder.commit = commit  # type: ignore[method-assign]
-    agent.ask(START, "Four.")
-    return agent, Message("assistant", "Four.", reasoning="two and two")
-
-
 @pytest.mark.parametrize(
     ("echoed", "drift"),
     [(None, None), ("", None), (" two and two\n", None), ("summary", "reasoning_rewritten")],
 )
 def test_reasoning_may_be_dropped_but_not_replaced(echoed: str | None, drift: str | None) -> None:
-    agent, reply = reasoning_agent()
-    prepared = agent.prepare([*START, dataclasses.replace(reply, reasoning=echoed), Message("user", "Sure?")])
+    agent = Agent()
+    call = agent.ask(START, "Four.", reasoning="two and two")
+    reply = dataclasses.replace(agent.echo(call), reasoning=echoed)
+    prepared = agent.prepare([*START, reply, Message("user", "Sure?")])
     assert (prepared.lineage_parent, prepared.drift_reason) == (0, drift)
 
 
@@ -298,6 +282,17 @@ def test_merged_partials_are_a_new_branch() -> None:
     assert rest.drift_reason is None
     assert (after.lineage_parent, after.drift_reason) == (part.index, "reply_rewritten")
     assert frozen(agent).prompt(2).tolist() == reencoded(merged)
+
+
+def test_merged_partials_with_a_call_keep_the_lineage_of_both_parts() -> None:
+    agent = Agent()
+    part = agent.ask(START, "Half a", closed=False)
+    rest = agent.ask([*START, agent.echo(part), Message("user", "Resume.")], " sentence.", [("read", {})])
+    merged, result = agent.results(rest, "x")
+    merged = dataclasses.replace(merged, content="Half a sentence.")
+    after = agent.ask([*START, merged, result], "Yes.")
+    assert (after.lineage_parent, after.drift_reason) == (rest.index, "reply_rewritten")
+    assert [node.state for node in frozen(agent)] == ["live"] * 3
 
 
 TAIL = "<<<BEGIN_INTERNAL_CONTEXT>>>"
@@ -484,29 +479,78 @@ def test_the_arrays_of_a_committed_call_are_read_only_copies() -> None:
 def test_a_generation_with_too_few_logprobs_is_refused() -> None:
     agent = Agent()
     prepared = agent.prepare(START)
+    generation = Generation(np.zeros(3, np.int32), np.zeros(2, np.float32), "length", (VersionSpan(0, 0, 3),))
+    completion = Completion("c", "policy", "x", None, (), "length", 1, 3)
     with pytest.raises(ValueError, match="one logprob"):
-        agent.builder.commit(
-            prepared,
-            dataclasses.replace(_generation(3), logprobs=np.zeros(2, np.float32)),
-            _completion(),
-            _sampling(),
-            generated_s=1.0,
-        )
+        agent.builder.commit(prepared, generation, completion, SamplingParams(), generated_s=1.0)
+    assert len(agent.builder) == 0
 
 
-def _generation(n: int):  # type: ignore[no-untyped-def]
-    from clawgym_env.engine.base import Generation, VersionSpan
+@dataclasses.dataclass
+class Script:
+    """One conversation of a harness, step by step: each call is answered, then kept, dropped or asked again."""
 
-    return Generation(np.zeros(n, np.int32), np.zeros(n, np.float32), "length", (VersionSpan(0, 0, n),))
+    user: str
+    steps: list[str]
+    history: list[Message] = dataclasses.field(default_factory=list)
+    at: int = 0
+
+    def advance(self, agent: Agent) -> None:
+        self.history = self.history or [SYSTEM, Message("user", self.user)]
+        step = self.steps[self.at]
+        call = agent.ask(self.history, f"{self.user} {self.at}", [("write", {"n": self.at})])
+        if step == "keep":
+            self.history += agent.results(call, f"result {self.at}")
+        elif step == "drop":
+            self.history.append(Message("user", "Try again."))
+        self.at += 1
 
 
-def _completion():  # type: ignore[no-untyped-def]
-    from clawgym_env.messages import Completion
-
-    return Completion("c", "policy", "x", None, (), "length", 1, 3)
+steps = st.lists(st.sampled_from(["keep", "keep", "drop", "repeat"]), min_size=1, max_size=5)
 
 
-def _sampling():  # type: ignore[no-untyped-def]
-    from clawgym_env.engine.base import SamplingParams
+def play(scripts: Sequence[list[str]], order: Sequence[int]) -> PrefixTree:
+    agent = Agent()
+    talks = [Script(f"task {i}", list(script)) for i, script in enumerate(scripts)]
+    for who in order:
+        talks[who].advance(agent)
+    return frozen(agent)
 
-    return SamplingParams()
+
+def fates(tree: PrefixTree) -> list[tuple[str, str, str]]:
+    return sorted((text(tree, node.index), node.kind, node.state) for node in tree)
+
+
+def trained_rows(tree: PrefixTree) -> list[tuple[bytes, bytes, bytes]]:
+    return sorted((row.token_ids.tobytes(), row.loss_mask.tobytes(), row.logprobs.tobytes()) for row in tree.rows())
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(steps, min_size=1, max_size=3), st.data())
+def test_conversations_that_interleave_give_the_same_trajectories_in_any_order(
+    scripts: list[list[str]], data: st.DataObject
+) -> None:
+    turns = [who for who, script in enumerate(scripts) for _ in script]
+    in_turn = play(scripts, turns)
+    mixed = play(scripts, data.draw(st.permutations(turns)))
+    assert fates(mixed) == fates(in_turn)
+    assert trained_rows(mixed) == trained_rows(in_turn)
+    assert mixed.buckets() == in_turn.buckets()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(steps, min_size=1, max_size=3), st.data())
+def test_prompts_hold_every_kept_reply_as_sampled_and_nothing_twice(
+    scripts: list[list[str]], data: st.DataObject
+) -> None:
+    turns = [who for who, script in enumerate(scripts) for _ in script]
+    tree = play(scripts, data.draw(st.permutations(turns)))
+    for node in tree:
+        assert node.drift_reason is None
+        history = tree.history(node.index)
+        for ancestor in tree.lineage(node.index):
+            call = tree[ancestor]
+            assert history[call.prompt_len : call.history_len].tolist() == call.token_ids.tolist()
+            assert history[: call.prompt_len].tolist() == tree.prompt(ancestor).tolist()
+    stored = sum(len(node.delta_token_ids) for node in tree)
+    assert stored < 400 * len(scripts) + 150 * len(tree), "bytes grow with new tokens, not with histories"
