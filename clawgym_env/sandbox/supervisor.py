@@ -6,7 +6,7 @@ passes through here: each command works on pipes that the host made. Every comma
 process that adopts the command's orphans (PR_SET_CHILD_SUBREAPER), so that a daemon cannot leave its command's tree.
 Invariant: whatever happens inside, this process lives until the host hangs up, and its end ends the pid namespace.
 
-Stdlib only, and its private C modules at that: `socket`, `signal` or `json` would cost 5 to 12 ms each, twice per rollout.
+Stdlib only, and its private C modules at that: `socket`, `signal` or `json` would cost 5 to 12 ms each per sandbox.
 """
 
 from __future__ import annotations
