@@ -37,10 +37,11 @@ def alive(marker: str) -> list[int]:
     return found
 
 
-def group_directories() -> set[Path]:
-    """Return every sandbox's control group directory on this machine."""
+def group_directories(owner: int) -> set[Path]:
+    """Return the control group directories of one controller's sandboxes; other runs may share the machine."""
     groups = ControlGroups.find()
-    return set() if groups is None else set(groups.directories())
+    found = [] if groups is None else groups.directories()
+    return {path for path in found if path.name.startswith(f"{owner}-")}
 
 
 CONTROLLER = """
@@ -80,22 +81,21 @@ def test_nothing_outlives_a_killed_controller() -> None:
         time.sleep(0.02)
     # The next backend sweeps what the dead one could not remove.
     assert LocalBackend().capabilities is not None
-    assert not any(path.name.startswith(f"{controller.pid}-") for path in group_directories())
+    assert group_directories(controller.pid) == set()
 
 
 @needs_groups
 def test_control_groups_hold_the_limits_and_are_removed_at_close() -> None:
     async def main() -> None:
-        before = group_directories()
         async with await LocalBackend().open(SandboxSpec(memory_mb=256, max_processes=32, cpus=0.5)) as sandbox:
-            made = group_directories() - before
+            made = group_directories(os.getpid())
             assert made
             assert all((path / "cgroup.procs").read_text().split() for path in made)
             # Half a processor: a second of work takes two.
             code = "import time; start = time.time()\nwhile time.process_time() < 0.5: pass\nprint(time.time() - start)"
             result = await sandbox.exec(["python3", "-c", code], timeout_s=60)
             assert float(result.stdout) > 0.8
-        assert group_directories() & made == set()
+        assert group_directories(os.getpid()) == set()
 
     asyncio.run(main())
 
@@ -103,14 +103,13 @@ def test_control_groups_hold_the_limits_and_are_removed_at_close() -> None:
 def test_a_cancelled_open_leaves_nothing() -> None:
     async def main() -> None:
         backend = LocalBackend()
-        before = group_directories()
         for delay in (0.0, 0.005, 0.02, 0.04):
             opening = asyncio.create_task(backend.open(SandboxSpec(env={"X": "1"})))
             await asyncio.sleep(delay)
             opening.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await opening
-        assert group_directories() == before
+        assert group_directories(os.getpid()) == set()
 
     asyncio.run(main())
     assert Path(f"/proc/self/task/{os.getpid()}/children").read_text().split() == []
