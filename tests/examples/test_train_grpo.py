@@ -97,11 +97,16 @@ def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_tiny")
 def test_an_interrupt_writes_the_checkpoint_and_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), *SMALL, "--num-updates", "1000", "--output-dir", str(tmp_path)]
+    started: set[Process] = set()
+
+    def started_something() -> bool:
+        started.update(_descendants(run.pid))
+        return bool(started)
+
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as run:
         try:
             _wait_until(lambda: _size(tmp_path / "metrics.jsonl") > 0, run)
-            _wait_until(lambda: bool(_descendants(run.pid)), run)
-            started = _descendants(run.pid)
+            _wait_until(started_something, run)
             os.kill(run.pid, signal.SIGINT)
             out, err = run.communicate(timeout=120)
         finally:
