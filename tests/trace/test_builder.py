@@ -243,6 +243,18 @@ def test_text_only_twins_go_to_the_latest_delivered() -> None:
     assert agent.prepare(history).lineage_parent == 0
 
 
+def test_a_late_delivery_does_not_move_a_conversation_to_another_twin() -> None:
+    agent = Agent()
+    agent.ask(START, "Hello.")
+    agent.ask(START, " Hello.", delivered=False)
+    history = [*START, Message("assistant", "Hello."), Message("user", "Go on.")]
+    second = agent.ask(history, "Here.", [("read", {})])
+    agent.builder.mark_delivered(1, 9.0)
+    third = agent.ask([*history, *agent.results(second, "x")], "Done.")
+    assert (third.lineage_parent, third.drift_reason) == (second.index, None)
+    assert third.prefix_len == second.history_len
+
+
 def test_parallel_branches_each_go_on_from_their_own_parent() -> None:
     agent = Agent()
     sub_tools = TOOLS[:1]

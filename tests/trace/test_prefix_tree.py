@@ -90,6 +90,26 @@ def test_a_prefix_cut_inside_the_grandparent_does_not_contain_the_parent() -> No
     assert [row.token_ids.tolist() for row in tree.rows()] == [[1, 2, 3], [1, 4, 5, 6, 7]]
 
 
+@pytest.mark.parametrize("through_a_whole_link", [False, True])
+def test_a_prefix_longer_than_an_ancestors_cut_does_not_contain_what_the_ancestor_left(
+    through_a_whole_link: bool,
+) -> None:
+    """Call 2 shares one token with 1, hence not reply 0; one that shares five tokens with 2 does not either."""
+    calls = [
+        call(0, [1, 2], [3]),
+        call(1, [4], [5], prefix=(0, 3), kind="auxiliary"),
+        call(2, [6, 7, 8, 9], [10], prefix=(1, 1)),
+    ]
+    if through_a_whole_link:
+        calls.append(call(3, [11], [12], prefix=(2, 6)))
+    calls.append(call(len(calls), [13], [14], prefix=(len(calls) - 1, 5)))
+    tree = PrefixTree(calls)
+    tree.validate()
+    rows = [row.token_ids.tolist() for row in tree.rows()]
+    assert rows[0] == [1, 2, 3]
+    assert rows[-1] == [1, 6, 7, 8, 9, 13, 14]
+
+
 def test_every_fate_of_a_token_has_a_named_bucket() -> None:
     tree = PrefixTree(
         [
