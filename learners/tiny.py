@@ -65,10 +65,11 @@ class Recipe:
     vocab_size: int = 2048
     num_layers: int = 3
     levels: tuple[int, ...] = (1, 2)
-    num_steps: int = 400
+    num_steps: int = 600
     batch_size: int = 8
-    learning_rate: float = 3e-3
-    flaws: Flaws = Flaws(wrong_word=0.3, wrong_file=0.15, left_out=0.1)
+    learning_rate: float = 2e-3
+    flaws: Flaws = Flaws(wrong_word=0.25, wrong_file=0.1, left_out=0.1)
+    """Such that sampled reward on held-out instances starts near 0.4."""
 
 
 def build(folder: Path) -> None:
