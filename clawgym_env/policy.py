@@ -87,7 +87,8 @@ def load_policy(
 
     note = _read_json(folder / _NOTE)
     config = _read_json(folder / "config.json")
-    module = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    with _no_progress_bars():
+        module = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
     tokenizer = TextTokenizer.from_folder(folder, name_or_path=_text(config, "_name_or_path"))
     kind = renderer or _text(note, "renderer") or _text(config, "model_type") or "auto"
     return Policy(
@@ -132,7 +133,8 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
             from copy import deepcopy
 
             module = deepcopy(module).merge_and_unload()
-        module.save_pretrained(fresh, safe_serialization=True)
+        with _no_progress_bars():
+            module.save_pretrained(fresh, safe_serialization=True)
         policy.tokenizer.save(fresh)
         note = {"name": policy.name, "renderer": _renderer_kind(policy), "context_length": policy.context_length}
         (fresh / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
@@ -163,6 +165,19 @@ def _replacing(folder: Path) -> Iterator[Path]:
         os.rename(fresh, folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    from transformers.utils import logging
+
+    enabled = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if enabled:
+            logging.enable_progress_bar()
 
 
 def _read_json(file: Path) -> Mapping[str, object]:
