@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from clawgym_env.errors import EngineError, PolicyNotBuilt
 from clawgym_env.tokenizer import TextTokenizer
@@ -88,7 +88,7 @@ def load_policy(
     note = _read_json(folder / _NOTE)
     config = _read_json(folder / "config.json")
     with _no_progress_bars():
-        module = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
     tokenizer = TextTokenizer.from_folder(folder, name_or_path=_text(config, "_name_or_path"))
     kind = renderer or _text(note, "renderer") or _text(config, "model_type") or "auto"
     return Policy(
@@ -128,7 +128,7 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     with _replacing(folder) as fresh:
-        module = policy.module
+        module: Any = policy.module
         if hasattr(module, "merge_and_unload"):
             from copy import deepcopy
 
@@ -172,12 +172,12 @@ def _no_progress_bars() -> Iterator[None]:
     from transformers.utils import logging
 
     enabled = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         if enabled:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def _read_json(file: Path) -> Mapping[str, object]:

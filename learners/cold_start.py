@@ -91,7 +91,7 @@ def train(
         loss = value.item()
         if on_step is not None:
             on_step(step, loss)
-    module.eval()
+    module.train(False)
     return loss
 
 

@@ -51,7 +51,7 @@ def convert(gguf: Path) -> Policy:
     )
     fast = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer = TextTokenizer(fast.backend_tokenizer, eos_token="<|im_end|>")
-    return Policy(module.eval(), tokenizer, ChatMLRenderer(tokenizer), "smollm2", None, CONTEXT_LENGTH)
+    return Policy(module.train(False), tokenizer, ChatMLRenderer(tokenizer), "smollm2", None, CONTEXT_LENGTH)
 
 
 def _installed_gguf() -> Path | None:

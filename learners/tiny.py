@@ -142,7 +142,6 @@ def make_module(recipe: Recipe, tokenizer: TextTokenizer) -> LlamaForCausalLM:
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        attn_implementation="sdpa",
     )
     module: LlamaForCausalLM = LlamaForCausalLM(config)
     # What may be copied stands after an opening quote or in a tool's answer, and goes to the same kind of places.

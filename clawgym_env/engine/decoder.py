@@ -33,7 +33,9 @@ class Decoder:
         Raises:
             EngineError: another architecture, sliding-window layers or length-dependent rotary scaling.
         """
-        base: Any = module.get_base_model() if hasattr(module, "get_base_model") else module
+        base: Any = module
+        if hasattr(base, "get_base_model"):
+            base = base.get_base_model()
         _check(base.config)
         self._model = base.model
         self._lm_head = base.lm_head

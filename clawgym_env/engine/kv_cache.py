@@ -187,7 +187,7 @@ class _DecodeGroup:
         keys[self.rows, :, self.positions] = k[batch]
         values[self.rows, :, self.positions] = v[batch]
         # A GQA group becomes query length: keys and values need no repeat.
-        queries = q[batch].unflatten(1, (keys.shape[1], -1))
+        queries = q[batch].view(len(self.rows), keys.shape[1], -1, q.shape[2])
         if not self.dense:
             scattered = queries.new_zeros(keys.shape[0], *queries.shape[1:])
             scattered[self.rows] = queries
