@@ -54,17 +54,6 @@ def _two_words(rng: random.Random, vocabulary: Vocabulary) -> Draft:
     return one_file(phrasing, path, f"{first} {second}")
 
 
-def _word_twice(rng: random.Random, vocabulary: Vocabulary) -> Draft:
-    word, path = vocabulary.word(), vocabulary.file()
-    phrasing = rng.choice(
-        (
-            f'Write the word "{word}" twice, with a space between, to the file "{path}".',
-            f'Create the file "{path}" with the word "{word}" in it two times, separated by one space.',
-        )
-    )
-    return one_file(phrasing, path, f"{word} {word}")
-
-
 def _write_number(rng: random.Random, vocabulary: Vocabulary) -> Draft:
     number, path = str(vocabulary.number(100, 9999)), vocabulary.file()
     phrasing = rng.choice(
@@ -105,7 +94,6 @@ FAMILIES = (
     TaskFamily("write_word", 1, _write_word),
     TaskFamily("word_in_folder", 1, _word_in_folder),
     TaskFamily("two_words", 1, _two_words),
-    TaskFamily("word_twice", 1, _word_twice),
     TaskFamily("write_number", 1, _write_number),
     TaskFamily("key_value", 1, _key_value),
     TaskFamily("three_words", 1, _three_words),

@@ -81,18 +81,6 @@ def _copy_word(rng: random.Random, vocabulary: Vocabulary) -> Draft:
     return Draft(phrasing, [read(source), write(target, word)], expect(target, word), {source: f"{word}\n"})
 
 
-def _append_line(rng: random.Random, vocabulary: Vocabulary) -> Draft:
-    old, new, path = vocabulary.word(), vocabulary.word(), vocabulary.file()
-    phrasing = rng.choice(
-        (
-            f'Add the line "{new}" at the end of the file "{path}".',
-            f'The file "{path}" has one line. Add "{new}" as its second line.',
-        )
-    )
-    before, content = f"{old}\n", f"{old}\n{new}"
-    return Draft(phrasing, [read(path), write(path, content)], expect(path, content, before=before), {path: before})
-
-
 def _replace_word(rng: random.Random, vocabulary: Vocabulary) -> Draft:
     old, new, path = vocabulary.word(), vocabulary.word(), vocabulary.file()
     phrasing = rng.choice(
@@ -111,6 +99,5 @@ FAMILIES = (
     TaskFamily("word_and_number", 2, _word_and_number),
     TaskFamily("two_lines", 2, _two_lines),
     TaskFamily("copy_word", 2, _copy_word),
-    TaskFamily("append_line", 2, _append_line),
     TaskFamily("replace_word", 2, _replace_word),
 )

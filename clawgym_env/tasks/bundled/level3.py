@@ -1,7 +1,7 @@
 """Level 3: several files, one small transformation.
 
-What is written is no longer in the instruction word for word: it is sorted, reversed, counted, looked up or put into
-JSON or CSV.
+What is written is no longer in the instruction word for word: it is repeated, appended, sorted, reversed, counted,
+looked up or put into JSON or CSV.
 """
 
 from __future__ import annotations
@@ -139,6 +139,29 @@ def _csv_row(rng: random.Random, vocabulary: Vocabulary) -> Draft:
     return Draft(phrasing, [read(path), write(path, content)], checks, {path: before})
 
 
+def _word_twice(rng: random.Random, vocabulary: Vocabulary) -> Draft:
+    word, path = vocabulary.word(), vocabulary.file()
+    phrasing = rng.choice(
+        (
+            f'Write the word "{word}" twice, with a space between, to the file "{path}".',
+            f'Create the file "{path}" with the word "{word}" in it two times, separated by one space.',
+        )
+    )
+    return Draft(phrasing, [write(path, f"{word} {word}")], expect(path, f"{word} {word}"))
+
+
+def _append_line(rng: random.Random, vocabulary: Vocabulary) -> Draft:
+    old, new, path = vocabulary.word(), vocabulary.word(), vocabulary.file()
+    phrasing = rng.choice(
+        (
+            f'Add the line "{new}" at the end of the file "{path}".',
+            f'The file "{path}" has one line. Add "{new}" as its second line.',
+        )
+    )
+    before, content = f"{old}\n", f"{old}\n{new}"
+    return Draft(phrasing, [read(path), write(path, content)], expect(path, content, before=before), {path: before})
+
+
 FAMILIES = (
     TaskFamily("upper_case", 3, _upper_case),
     TaskFamily("reverse_lines", 3, _reverse_lines),
@@ -148,4 +171,6 @@ FAMILIES = (
     TaskFamily("merge_files", 3, _merge_files),
     TaskFamily("make_json", 3, _make_json),
     TaskFamily("csv_row", 3, _csv_row),
+    TaskFamily("word_twice", 3, _word_twice),
+    TaskFamily("append_line", 3, _append_line),
 )
