@@ -1,13 +1,14 @@
 """Keys and values of running sequences, and attention over them.
 
 Used by `torch_engine` between `decoder` (which makes queries, keys and values) and memory. A sequence owns one row of
-a *bucket*: a tensor whose rows hold up to `capacity` tokens. Buckets double in capacity, so a batch that mixes short
-and 30k-token sequences pads each by at most a factor of two. Invariant: the rows of a bucket are compact (0..n-1), so
-that a decode step reads views and copies nothing.
+a *bucket*: a tensor whose rows hold up to `capacity` tokens. Short sequences of like capacity share a bucket and one
+attention call; a long one has a bucket to itself, since growing a shared one would copy gigabytes.
+Invariant: the rows of a bucket are compact (0..n-1), so that a decode step reads views and copies nothing.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -16,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 MIN_CAPACITY = 512
+LONG = 4096
+"""Tokens. Up to here capacities double and buckets are shared; beyond they are multiples of it and private."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,17 +39,25 @@ class KVShape:
 
 @dataclass(slots=True, eq=False)
 class Slot:
-    """One sequence's place: row `row` of the bucket of `capacity`. `length` tokens are filled."""
+    """One sequence's place: row `row` of `bucket`. `length` tokens are filled."""
 
-    capacity: int
-    row: int = 0
+    bucket: Bucket
+    row: int
     length: int = 0
+
+    @property
+    def capacity(self) -> int:
+        """Tokens it has room for."""
+        return self.bucket.kv.shape[4]
 
 
 @dataclass(slots=True, eq=False)
-class _Bucket:
+class Bucket:
+    """Rows of one capacity."""
+
     kv: Tensor
     """[2, layers, rows, kv_heads, capacity, head_dim]."""
+    serial: int
     slots: list[Slot] = field(default_factory=list)
 
 
@@ -55,12 +66,14 @@ class KVCache:
 
     def __init__(self, shape: KVShape) -> None:
         self.shape = shape
-        self._buckets: dict[int, _Bucket] = {}
+        self._shared: dict[int, Bucket] = {}
+        self._serials = itertools.count()
 
     def allocate(self, num_tokens: int) -> Slot:
         """Return an empty slot with room for `num_tokens`."""
-        slot = Slot(capacity_for(num_tokens))
-        self._append(slot)
+        bucket = self._bucket(capacity_for(num_tokens))
+        slot = Slot(bucket, len(bucket.slots))
+        bucket.slots.append(slot)
         return slot
 
     def reserve(self, slot: Slot, num_tokens: int) -> None:
@@ -69,28 +82,29 @@ class KVCache:
             return
         filled = self.read(slot, 0, slot.length).clone()
         self.free(slot)
-        slot.capacity = capacity_for(num_tokens)
-        self._append(slot)
+        slot.bucket = self._bucket(capacity_for(num_tokens))
+        slot.row = len(slot.bucket.slots)
+        slot.bucket.slots.append(slot)
         self.write(slot, 0, filled)
 
     def free(self, slot: Slot) -> None:
         """Give the row back. The last row of the bucket takes its place."""
-        bucket = self._buckets[slot.capacity]
+        bucket = slot.bucket
         last = bucket.slots.pop()
         if last is not slot:
             bucket.kv[:, :, slot.row, :, : last.length] = bucket.kv[:, :, last.row, :, : last.length]
             last.row = slot.row
             bucket.slots[slot.row] = last
         if not bucket.slots:
-            del self._buckets[slot.capacity]
+            self._shared.pop(slot.capacity, None)
 
     def read(self, slot: Slot, start: int, stop: int) -> Tensor:
         """Return a view of tokens [start, stop): shape [2, layers, kv_heads, stop - start, head_dim]."""
-        return self._buckets[slot.capacity].kv[:, :, slot.row, :, start:stop]
+        return slot.bucket.kv[:, :, slot.row, :, start:stop]
 
     def write(self, slot: Slot, start: int, kv: Tensor) -> None:
         """Fill tokens from `start` on with `kv`, shaped as `read` returns it."""
-        self._buckets[slot.capacity].kv[:, :, slot.row, :, start : start + kv.shape[3]] = kv
+        slot.bucket.kv[:, :, slot.row, :, start : start + kv.shape[3]] = kv
 
     def attention(self, decodes: Sequence[Slot], chunks: Sequence[tuple[Slot, int]]) -> StepAttention:
         """Plan the attention of one step over the flat token batch `decodes + chunks`.
@@ -101,26 +115,27 @@ class KVCache:
         """
         plan = StepAttention()
         position = 0
-        while position < len(decodes):
-            capacity = decodes[position].capacity
-            group = [slot for slot in decodes[position:] if slot.capacity == capacity]
-            plan.add_decodes(self._buckets[capacity], position, group)
+        for _, members in itertools.groupby(decodes, key=lambda slot: slot.bucket.serial):
+            group = list(members)
+            plan.add_decodes(group[0].bucket, position, group)
             position += len(group)
         for slot, count in chunks:
-            plan.add_chunk(self._buckets[slot.capacity].kv[:, :, slot.row], position, slot.length, count)
+            plan.add_chunk(slot.bucket.kv[:, :, slot.row], position, slot.length, count)
             position += count
         return plan
 
-    def _append(self, slot: Slot) -> None:
-        bucket = self._buckets.get(slot.capacity)
+    def _bucket(self, capacity: int) -> Bucket:
+        """Return a bucket with a free row."""
+        bucket = self._shared.get(capacity)
         if bucket is None:
-            bucket = self._buckets[slot.capacity] = _Bucket(self._rows(1, slot.capacity))
+            bucket = Bucket(self._rows(1, capacity), next(self._serials))
+            if capacity <= LONG:
+                self._shared[capacity] = bucket
         elif len(bucket.slots) == bucket.kv.shape[2]:
-            grown = self._rows(2 * bucket.kv.shape[2], slot.capacity)
+            grown = self._rows(2 * bucket.kv.shape[2], capacity)
             grown[:, :, : bucket.kv.shape[2]] = bucket.kv
             bucket.kv = grown
-        slot.row = len(bucket.slots)
-        bucket.slots.append(slot)
+        return bucket
 
     def _rows(self, rows: int, capacity: int) -> Tensor:
         # Zeros, not empty: a NaN in a masked position still poisons the softmax.
@@ -136,7 +151,7 @@ class StepAttention:
         self._decodes: list[_DecodeGroup] = []
         self._chunks: list[_Chunk] = []
 
-    def add_decodes(self, bucket: _Bucket, start: int, slots: Sequence[Slot]) -> None:
+    def add_decodes(self, bucket: Bucket, start: int, slots: Sequence[Slot]) -> None:
         """Add sequences of one bucket that get one token each."""
         device = bucket.kv.device
         lengths = [slot.length + 1 for slot in bucket.slots]
@@ -224,7 +239,9 @@ class _Chunk:
 
 
 def capacity_for(num_tokens: int) -> int:
-    """Return the bucket size that holds `num_tokens`."""
+    """Return the capacity of a row that holds `num_tokens`."""
+    if num_tokens > LONG:
+        return -(-num_tokens // LONG) * LONG
     capacity = MIN_CAPACITY
     while capacity < num_tokens:
         capacity *= 2
@@ -233,4 +250,4 @@ def capacity_for(num_tokens: int) -> int:
 
 def decode_order(slot: Slot) -> tuple[int, int]:
     """Sort key under which a decode batch reads whole buckets as views."""
-    return slot.capacity, slot.row
+    return slot.bucket.serial, slot.row

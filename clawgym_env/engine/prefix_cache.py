@@ -12,7 +12,6 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from clawgym_env.engine.base import TokenIds
@@ -40,10 +39,10 @@ class PrefixCache:
         """Number of cached tokens."""
         return len(self._pages) * self.page_size
 
-    def match(self, token_ids: TokenIds) -> tuple[int, Tensor | None]:
-        """Return how many leading tokens are cached and their keys and values (None for zero tokens)."""
+    def match(self, token_ids: TokenIds) -> list[Tensor]:
+        """Return the keys and values of the leading tokens that are cached, one tensor per page of `page_size`."""
         keys: list[_Key] = []
-        pages: list[_Page] = []
+        pages: list[Tensor] = []
         parent = 0
         for start in range(0, len(token_ids) - self.page_size + 1, self.page_size):
             key = (parent, token_ids[start : start + self.page_size].tobytes())
@@ -51,12 +50,10 @@ class PrefixCache:
             if page is None:
                 break
             keys.append(key)
-            pages.append(page)
+            pages.append(page.kv)
             parent = page.id
         self._touch(keys)
-        if not pages:
-            return 0, None
-        return len(pages) * self.page_size, torch.cat([page.kv for page in pages], dim=3)
+        return pages
 
     def insert(self, token_ids: TokenIds, read: Callable[[int, int], Tensor]) -> None:
         """Keep the whole pages of a sequence; `read(start, stop)` gives their keys and values."""

@@ -292,20 +292,24 @@ class TorchEngine:
             self._advance(ready, logits)
 
     def _plan(self) -> tuple[list[_Sequence], list[tuple[_Sequence, int]]]:
-        """Split the running sequences into those that decode and prompt chunks within the budget, oldest first."""
-        decodes: list[_Sequence] = []
-        chunks: list[tuple[_Sequence, int]] = []
-        budget = self._prefill_chunk
-        for sequence in self._running:
-            pending = sequence.length - _slot(sequence).length
-            if pending == 1:
-                decodes.append(sequence)
-            elif budget > 0:
-                chunks.append((sequence, min(pending, budget)))
-                budget -= min(pending, budget)
+        """Split the running sequences into those that decode and prompt chunks within the budget.
+
+        Prompts share the budget evenly and leave what they do not need to longer ones: a short prompt never waits
+        for a long one to be read.
+        """
+        pending = {sequence: sequence.length - _slot(sequence).length for sequence in self._running}
+        decodes = [sequence for sequence in self._running if pending[sequence] == 1]
         for sequence in decodes:
             self._kv.reserve(_slot(sequence), sequence.length)
         decodes.sort(key=lambda sequence: decode_order(_slot(sequence)))
+        reading = sorted((s for s in self._running if pending[s] > 1), key=pending.__getitem__)
+        chunks: list[tuple[_Sequence, int]] = []
+        budget = self._prefill_chunk
+        for place, sequence in enumerate(reading):
+            count = min(pending[sequence], -(-budget // (len(reading) - place)))
+            if count:
+                chunks.append((sequence, count))
+            budget -= count
         return decodes, chunks
 
     def _advance(self, ready: Sequence[_Sequence], logits: torch.Tensor) -> None:
@@ -333,14 +337,15 @@ class TorchEngine:
                 postponed += self._waiting[index:]
                 break
             # The last prompt token is always computed: its logits are the point.
-            cached, kv = self._prefix.match(sequence.prompt[:-1])
+            pages = self._prefix.match(sequence.prompt[:-1])
+            cached = len(pages) * self._prefix.page_size
             if any(_shared(sequence.prompt, other.prompt) > cached + WORTH_WAITING for other in reading):
                 postponed.append(sequence)
                 continue
             sequence.slot = self._kv.allocate(len(sequence.prompt) + 1)
             sequence.kv_version = self._policy.version
-            if kv is not None:
-                self._kv.write(sequence.slot, 0, kv)
+            if pages:
+                self._kv.write(sequence.slot, 0, torch.cat(pages, dim=3))
                 sequence.slot.length = cached
             self._running.append(sequence)
             reading.append(sequence)

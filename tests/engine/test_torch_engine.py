@@ -103,6 +103,10 @@ def serve(policy: Policy, body: Callable[[TorchEngine], Awaitable[Any]], **optio
     return asyncio.run(main())
 
 
+def cached_tokens(engine: TorchEngine, ids: list[int]) -> int:
+    return 32 * len(engine._prefix.match(np.array(ids, dtype=np.int32)))
+
+
 def sampling(**values: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 24, "seed": 1, **values})
 
@@ -134,7 +138,7 @@ def test_a_group_and_its_next_turns_reuse_cached_prefixes_exactly() -> None:
         assert cached_before >= 288
         for seed, generation in enumerate(first):
             ids = shared + generation.token_ids.tolist() + prompt(50, seed=seed)
-            assert engine._prefix.match(np.array(ids, dtype=np.int32))[0] >= 288
+            assert cached_tokens(engine, ids) >= 288
             assert_exact(policy, shared, generation, sampling())
             assert_exact(policy, ids, await engine.generate(ids, sampling()), sampling())
 
@@ -278,8 +282,9 @@ def test_a_weight_update_changes_running_sequences_and_forgets_prefixes() -> Non
         spans = mixed.policy_versions
         assert [span.version for span in spans] == [0, 1]
         assert (spans[0].start, spans[0].end, spans[1].end) == (0, spans[1].start, len(mixed.token_ids))
-        cached, _ = engine._prefix.match(np.array(ids + mixed.token_ids.tolist(), dtype=np.int32))
-        assert cached < 250, "keys and values of mixed weights must not be cached"
+        assert cached_tokens(engine, ids + mixed.token_ids.tolist()) < 250, (
+            "keys and values of mixed weights must not be cached"
+        )
 
     serve(policy, body)
 
@@ -310,7 +315,7 @@ def test_cancelling_frees_the_sequence() -> None:
             await doomed
         await engine.generate(prompt(12), sampling())  # a step or more later
         assert not engine._running
-        assert not engine._kv._buckets
+        assert not engine._kv._shared
 
     serve(policy, body)
 
@@ -363,8 +368,8 @@ def test_the_prefix_cache_stays_within_its_budget() -> None:
         for seed in range(6):
             await engine.generate(prompt(200, seed=seed), sampling(max_tokens=1))
             assert len(engine._prefix) <= 512
-        assert engine._prefix.match(np.array(prompt(200, seed=5), dtype=np.int32))[0] == 192
-        assert engine._prefix.match(np.array(prompt(200, seed=0), dtype=np.int32))[0] == 0
+        assert cached_tokens(engine, prompt(200, seed=5)) == 192
+        assert cached_tokens(engine, prompt(200, seed=0)) == 0
 
     serve(policy, body, prefix_cache_bytes=512 * 2 * 3 * 2 * 16 * 4)
 
@@ -438,3 +443,14 @@ def test_an_architecture_of_another_shape_is_refused_by_name() -> None:
     policy = Policy(AutoModelForCausalLM.from_config(config), TOKENIZER, ChatMLRenderer(TOKENIZER), "gemma", None, 1000)
     with pytest.raises(EngineError, match="llama, mistral, qwen2, qwen3, got 'gemma'"):
         TorchEngine(policy)
+
+
+def test_long_sequences_that_outgrow_their_rows_stay_exact() -> None:
+    policy = make_policy()
+    ids = [prompt(length, seed=length) for length in (505, 4090, 4095, 5000)]
+
+    async def body(engine: TorchEngine) -> list[Generation]:
+        return await asyncio.gather(*(engine.generate(i, sampling(max_tokens=20)) for i in ids))
+
+    for one, generation in zip(ids, serve(policy, body), strict=True):
+        assert_exact(policy, one, generation, sampling())
