@@ -41,22 +41,22 @@ class Args:
     """tiny, smollm2 or a Hugging Face folder."""
     tasks: str = "bundled:level=1-2"
     """A task set by name, or a folder in the ClawGym format, whose last `eval_tasks` tasks are then held out."""
-    num_updates: int = 24
+    num_updates: int = 28
     num_tasks: int = 8
     """Groups per update."""
     group_size: int = 8
     """Rollouts of each task per update."""
-    eval_every: int = 8
+    eval_every: int = 7
     """Updates between evaluations on held-out tasks; also before the first and after the last."""
     eval_tasks: int = 64
-    learning_rate: float = 3e-4
+    learning_rate: float = 2.5e-4
     lora: bool = False
     """Train adapters of rank 16 instead of the weights."""
     shuffle_rewards: bool = False
     """Permute the rewards inside each group before the update, a control; the logged rewards stay the true ones."""
     max_concurrency: int = 16
     """Sandboxes alive at once."""
-    checkpoint_every: int = 8
+    checkpoint_every: int = 7
     seed: int = 0
     output_dir: Path | None = None
     """For metrics.jsonl, tensorboard/, checkpoint/, curve.png and rollouts.sqlite. Default: a new one under runs/."""
