@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from clawgym_env import RolloutStore, cache_dir
-from clawgym_env.errors import PolicyNotBuilt
 from clawgym_env.policy import load_policy
 from learners.metrics_log import read_metrics
 
@@ -33,14 +32,6 @@ def example() -> ModuleType:
     sys.modules["train_grpo"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
-
-
-@pytest.fixture
-def _tiny() -> None:
-    try:
-        load_policy("tiny", cache=cache_dir())
-    except PolicyNotBuilt as missing:
-        pytest.skip(str(missing))
 
 
 def test_the_example_fits_on_a_few_screens() -> None:
@@ -74,7 +65,6 @@ def test_a_folder_that_holds_another_run_is_refused(example: ModuleType, tmp_pat
 
 
 @pytest.mark.policy
-@pytest.mark.usefixtures("_tiny")
 def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), *SMALL, "--num-updates", "2", "--output-dir", str(tmp_path)]
     done = subprocess.run([*command, "--eval-every", "2"], capture_output=True, text=True, timeout=300)
@@ -94,7 +84,6 @@ def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
 
 
 @pytest.mark.policy
-@pytest.mark.usefixtures("_tiny")
 def test_an_interrupt_writes_the_checkpoint_and_leaves_no_process(tmp_path: Path) -> None:
     command = [sys.executable, str(SCRIPT), *SMALL, "--num-updates", "1000", "--output-dir", str(tmp_path)]
     started: set[Process] = set()

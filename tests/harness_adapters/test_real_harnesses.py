@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +12,6 @@ from fake_sandbox import CONTEXT
 
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.scripted import ScriptedEngine, tool_call
-from clawgym_env.errors import HarnessError
 from clawgym_env.harness import HarnessAdapter, HarnessExit
 from clawgym_env.proxy.app import ProxyServer
 from clawgym_env.registry import adapter
@@ -25,16 +23,12 @@ from harness_adapters.install import install
 PORT = 8080
 
 
-@contextmanager
-def installed(name: str) -> Iterator[Path]:
-    """Give the install cache with a harness in it; skip loudly where it cannot be had."""
+def installed(name: str) -> Path:
+    """Return the install cache with a harness in it."""
     cache = cache_dir()
     if name != "mini":
-        try:
-            install(name, cache, log=print)
-        except HarnessError as error:
-            pytest.skip(f"{name} cannot be installed here: {error}")
-    yield cache
+        install(name, cache, log=print)
+    return cache
 
 
 async def play(
@@ -83,8 +77,7 @@ CASES = [
 def test_it_does_the_task_and_every_sampled_token_is_trained(spec: str, tool: str, arguments: dict[str, str]) -> None:
     replies = [f"On it.\n{tool_call(tool, **arguments)}", "Done: a.txt says hi."]
     harness = adapter(spec)
-    with installed(harness.name) as cache:
-        done, tree, written, engine = asyncio.run(play(harness, replies, cache))
+    done, tree, written, engine = asyncio.run(play(harness, replies, installed(harness.name)))
     assert (done.exit_code, done.response, written) == (0, "Done: a.txt says hi.", b"hi"), done
     assert [call.kind for call in tree.calls] == ["main", "main"], tree.outline()
     assert [call.lineage_parent for call in tree.calls] == [None, 0]
@@ -98,6 +91,6 @@ def test_it_does_the_task_and_every_sampled_token_is_trained(spec: str, tool: st
 def test_two_rollouts_of_a_task_share_their_prompts(spec: str, tool: str, arguments: dict[str, str]) -> None:
     harness = adapter(spec)
     replies = [tool_call(tool, **arguments), "Done."]
-    with installed(harness.name) as cache:
-        one, other = (asyncio.run(play(harness, replies, cache))[1] for _ in range(2))
+    cache = installed(harness.name)
+    one, other = (asyncio.run(play(harness, replies, cache))[1] for _ in range(2))
     assert [one.prompt(i).tolist() for i in range(2)] == [other.prompt(i).tolist() for i in range(2)]

@@ -21,7 +21,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.engine.torch_engine import TorchEngine
-from clawgym_env.errors import PolicyNotBuilt
 from clawgym_env.messages import Message
 from clawgym_env.policy import Policy, load_policy
 from clawgym_env.rendering import ChatMLRenderer, message_dicts, parse_reply, tool_dicts
@@ -256,10 +255,7 @@ async def play_policy(engine: TorchEngine, policy: Policy, task: Task, seed: int
 
 @pytest.fixture(scope="module")
 def tiny() -> Policy:
-    try:
-        return load_policy("tiny", cache=cache_dir())
-    except PolicyNotBuilt as missing:
-        pytest.skip(str(missing))
+    return load_policy("tiny", cache=cache_dir())
 
 
 @pytest.mark.policy
