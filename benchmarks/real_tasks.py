@@ -15,7 +15,6 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import torch
 import tyro
 from renderers.base import Renderer
 
@@ -97,7 +96,6 @@ def identical_calls(rollout: clawgym_env.Rollout, recorder: Recorder) -> int:
 
 
 def main(args: Args) -> None:
-    torch.set_num_threads(2)
     policy = load_policy(args.policy, cache=cache_dir(), context_length=args.context_length)
     recorder = Recorder(TorchEngine(policy))
     env = gym.make(
