@@ -55,6 +55,8 @@ class RolloutArgs:
     """Of the sampling, whatever the harness asks for."""
     context_length: int | None = None
     """Stretch or shrink the policy's window, in tokens. A stretched one is for smoke runs: answers get worse."""
+    renderer: str | None = None
+    """What writes the conversations of a folder that does not say: "chatml" or a family such as "llama-3"."""
     max_calls: int | None = None
     """Model calls of one rollout; the task's own limit where not given."""
     wall_clock: float | None = None
@@ -73,9 +75,9 @@ class RolloutArgs:
 def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> None:
     """Run a harness on the first tasks and show what came of it."""
     policy = args.policy
-    if args.context_length is not None and args.engine is None:
+    if args.engine is None and (args.context_length, args.renderer) != (None, None):
         load_policy = registry.load("clawgym_env.policy:load_policy")
-        policy = load_policy(args.policy, cache=cache_dir(), context_length=args.context_length)
+        policy = load_policy(args.policy, cache=cache_dir(), context_length=args.context_length, renderer=args.renderer)
     service = RolloutService(
         tasks=args.tasks,
         harness=args.harness,

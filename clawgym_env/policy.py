@@ -13,18 +13,22 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
+from weakref import ReferenceType
 
+from clawgym_env import chat_template
 from clawgym_env.errors import EngineError, PolicyNotBuilt
 from clawgym_env.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
     from transformers import PreTrainedModel
+
+    from clawgym_env.engine.torch_engine import TorchEngine
 
 BUILDERS: Mapping[str, str] = MappingProxyType({"tiny": "learners.tiny:build", "smollm2": "learners.smollm2:build"})
 """Policies this project builds itself: name to `build(folder: Path) -> None`."""
@@ -47,7 +51,13 @@ class Policy:
     context_length: int
     """Tokens of prompt and reply together."""
     version: int = 0
-    """Counts weight updates since it was loaded."""
+    """Counts weight updates since it was loaded; a learner that resumes sets it to where it was."""
+    renderer_kind: str | None = None
+    """What `load_policy(renderer=...)` makes this renderer from; None where `renderer` was made by hand."""
+    epoch: int = 0
+    """Counts every change of the weights and is never set back: what cached keys and values are dated by."""
+    sampler: ReferenceType[TorchEngine] | None = field(default=None, repr=False)
+    """The open embedded engine, of which a policy has one at most: an update through another would not be seen."""
 
 
 def load_policy(
@@ -83,14 +93,14 @@ def load_policy(
     import torch
     from transformers import AutoModelForCausalLM
 
-    from clawgym_env.rendering import make_renderer
+    from clawgym_env.rendering import make_renderer, renderer_kind
 
     note = _read_json(folder / _NOTE)
     config = _read_json(folder / "config.json")
     with _no_progress_bars():
         module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
     tokenizer = TextTokenizer.from_folder(folder, name_or_path=_text(config, "_name_or_path"))
-    kind = renderer or _text(note, "renderer") or _text(config, "model_type") or "auto"
+    kind = renderer_kind(tokenizer, renderer or _text(note, "renderer") or _text(config, "model_type") or "auto")
     return Policy(
         module=module.to(device).eval(),
         tokenizer=tokenizer,
@@ -98,6 +108,7 @@ def load_policy(
         name=_text(note, "name") or folder.name,
         path=folder,
         context_length=context_length or _number(note, "context_length") or int(module.config.max_position_embeddings),
+        renderer_kind=kind,
     )
 
 
@@ -122,7 +133,7 @@ def build_policy(name: str, cache: Path) -> Path:
 
 
 def save_policy(policy: Policy, folder: str | Path) -> Path:
-    """Write weights (safetensors), config and tokenizer so that `load_policy` and transformers read them back.
+    """Write weights (safetensors), config, tokenizer and chat template so that `load_policy` and others read them.
 
     An existing folder is replaced at once, after the new one is complete. A PEFT wrapper is merged in the copy only.
     """
@@ -136,7 +147,11 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
         with _no_progress_bars():
             module.save_pretrained(fresh, safe_serialization=True)
         policy.tokenizer.save(fresh)
-        note = {"name": policy.name, "renderer": _renderer_kind(policy), "context_length": policy.context_length}
+        kind = _renderer_kind(policy)
+        template = chat_template.CHATML if kind == "chatml" else _own_template(policy)
+        if template is not None:
+            (fresh / chat_template.FILE).write_text(template, encoding="utf-8")
+        note = {"name": policy.name, "renderer": kind, "context_length": policy.context_length}
         (fresh / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     return folder
 
@@ -144,11 +159,11 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
 def _renderer_kind(policy: Policy) -> str | None:
     from clawgym_env.rendering import ChatMLRenderer
 
-    if isinstance(policy.renderer, ChatMLRenderer):
-        return "chatml"
-    if policy.path is not None:
-        return _text(_read_json(policy.path / _NOTE), "renderer")
-    return None
+    return "chatml" if isinstance(policy.renderer, ChatMLRenderer) else policy.renderer_kind
+
+
+def _own_template(policy: Policy) -> str | None:
+    return None if policy.path is None else chat_template.folder_template(policy.path)
 
 
 @contextmanager

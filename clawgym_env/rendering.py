@@ -38,6 +38,17 @@ _FAMILY_OF_MODEL_TYPE = {
     "minimax_m2": "minimax-m2",
 }
 """`model_type` of a config.json to the renderer of that family, where the architecture says enough."""
+_SHARED_MODEL_TYPES = frozenset({"llama", "mistral", "qwen2"})
+"""Architectures that families with different turns share; the turn tokens of the vocabulary tell them apart."""
+_LLAMA_3_TOKENS = (
+    "<|begin_of_text|>",
+    "<|end_of_text|>",
+    "<|start_header_id|>",
+    "<|end_header_id|>",
+    "<|eot_id|>",
+    "<|eom_id|>",
+)
+_CHATML_TOKENS = ("<|im_start|>", "<|im_end|>")
 
 
 class ChatMLRenderer:
@@ -276,7 +287,7 @@ class _Stream:
 
     def text(self, text: str) -> None:
         if text:
-            self.ids(self.tokenizer.encode(text))
+            self.ids(self.tokenizer.encode_literal(text))
 
     def rendered(self, messages: Sequence[MessageDict]) -> RenderedTokens:
         from renderers.base import RenderedTokens, extract_message_tool_names
@@ -303,35 +314,68 @@ class ParsedReply:
     """Raw text of every call that did not parse, whether it became a call or plain content."""
 
 
-def make_renderer(tokenizer: TextTokenizer, model_type: str = "auto") -> Renderer:
-    """Choose the renderer of a policy; every one returned can bridge.
+def renderer_kind(tokenizer: TextTokenizer, model_type: str = "auto") -> str:
+    """Choose the renderer of a policy: "chatml" or a family name of the `renderers` library that can bridge.
 
     Args:
-        model_type: "chatml" for the embedded policies, a family name of the `renderers` library ("qwen3"), the
-            `model_type` of a config.json, or "auto": by `tokenizer.name_or_path`, else ChatML for our own policies,
-            which have no name.
+        model_type: a kind, which stays as it is, the `model_type` of a config.json, or "auto". What does not name a
+            renderer is decided by `tokenizer.name_or_path`, then, for architectures that many families share, by the
+            turn tokens of the vocabulary. "auto" without a name is ChatML: our own policies have none.
 
     Raises:
         EngineError: no renderer of this family can extend a conversation token for token.
     """
     if model_type in ("chatml", "tiny", "smollm2") or (model_type == "auto" and not tokenizer.name_or_path):
-        return ChatMLRenderer(tokenizer)
-    from renderers.base import MODEL_RENDERER_MAP, create_renderer
-    from renderers.configs import config_from_name
+        return "chatml"
+    from renderers.base import MODEL_RENDERER_MAP
 
     bridging = sorted(set(MODEL_RENDERER_MAP.values()) - {"default"})
+    by_vocabulary = _kind_by_vocabulary(tokenizer) if model_type in _SHARED_MODEL_TYPES else None
     named = MODEL_RENDERER_MAP.get(tokenizer.name_or_path)
-    family = named if model_type == "auto" else _FAMILY_OF_MODEL_TYPE.get(model_type, model_type)
-    if family not in bridging:
-        raise EngineError(
-            f"Expected a model family whose conversations can be extended token for token, got {model_type!r} "
-            f"({tokenizer.name_or_path!r}). Name one of: chatml, {', '.join(bridging)}."
-        )
-    config = config_from_name(family)
+    for kind in (_FAMILY_OF_MODEL_TYPE.get(model_type, model_type), named, by_vocabulary):
+        if kind == "chatml" or kind in bridging:
+            return kind
+    raise EngineError(
+        f"Expected a model family whose conversations can be extended token for token, got {model_type!r} "
+        f"({tokenizer.name_or_path!r}). If it speaks like one of chatml, {', '.join(bridging)}, "
+        "say so: load_policy(..., renderer=NAME), or --renderer NAME."
+    )
+
+
+def make_renderer(tokenizer: TextTokenizer, model_type: str = "auto") -> Renderer:
+    """Make the renderer of a policy, which `renderer_kind` chooses; every one returned can bridge.
+
+    Raises:
+        EngineError: no renderer of this family can extend a conversation token for token, or the vocabulary lacks
+            its tokens.
+    """
+    kind = renderer_kind(tokenizer, model_type)
+    if kind == "chatml":
+        return ChatMLRenderer(tokenizer)
+    from renderers.base import create_renderer
+    from renderers.configs import config_from_name
+
+    config = config_from_name(kind)
     if config is None:
-        raise EngineError(f"Expected a concrete renderer family, got {family!r}.")
-    with tokenizer.special_texts():
-        return create_renderer(tokenizer, type(config)(thinking_retention="all"))
+        raise EngineError(f"Expected a concrete renderer family, got {kind!r}.")
+    try:
+        with tokenizer.special_texts():
+            return create_renderer(tokenizer, type(config)(thinking_retention="all"))
+    except AssertionError as error:  # how the library says that a token is not there
+        raise EngineError(f"Expected a vocabulary of the family {kind!r}: {error}. Name another renderer.") from error
+
+
+def _kind_by_vocabulary(tokenizer: TextTokenizer) -> str | None:
+    def speaks(tokens: Sequence[str]) -> bool:
+        # Special, or else the text of a file could forge a turn.
+        return all(tokenizer.convert_tokens_to_ids(token) in tokenizer.special_ids for token in tokens)
+
+    chatml, llama_3 = speaks(_CHATML_TOKENS), speaks(_LLAMA_3_TOKENS)
+    if chatml and llama_3:  # a Llama 3 taught ChatML ends its turns in ChatML
+        llama_3 = tokenizer.eos_token_id != tokenizer.convert_tokens_to_ids("<|im_end|>")
+    if llama_3:
+        return "llama-3"
+    return "chatml" if chatml else None
 
 
 def message_dicts(messages: Sequence[Message]) -> list[MessageDict]:

@@ -102,8 +102,10 @@ class TextTokenizer:
     def encode(self, text: str, *, add_special_tokens: bool = False) -> list[int]:
         """Return the ids of plain text. Nothing is ever added, whatever `add_special_tokens` says."""
         scaffold = self._scaffolds.get(text)
-        if scaffold is not None:
-            return list(scaffold)
+        return self.encode_literal(text) if scaffold is None else list(scaffold)
+
+    def encode_literal(self, text: str) -> list[int]:
+        """Return the ids of plain text, whatever it spells: what our own renderer writes messages with."""
         if not text.isascii():
             # JSON may carry half a surrogate pair, which is no text; each becomes U+FFFD.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -5,19 +5,31 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from renderers.base import ToolSpec as ToolDict
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
+from clawgym_env import chat_template
 from clawgym_env import policy as policy_module
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.engine.torch_engine import TorchEngine
 from clawgym_env.errors import EngineError, PolicyNotBuilt
-from clawgym_env.messages import Message
+from clawgym_env.messages import Message, ToolCall, ToolSpec
 from clawgym_env.policy import Policy, build_policy, load_policy, policy_folder, save_policy
-from clawgym_env.rendering import ChatMLRenderer, message_dicts
+from clawgym_env.rendering import ChatMLRenderer, message_dicts, tool_dicts
 from clawgym_env.tokenizer import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -106,6 +118,98 @@ def test_a_hugging_face_folder_of_a_known_family_gets_its_own_renderer(tmp_path:
     assert type(policy.renderer).__name__ == "Qwen3Renderer"
     assert policy.context_length == 640
     assert isinstance(load_policy(tmp_path, cache=tmp_path, renderer="chatml").renderer, ChatMLRenderer)
+
+
+def hub_folder(folder: Path, config: PreTrainedConfig, *specials: str, name: str | None = None) -> Path:
+    """Write a folder of random weights as the hub has it, with a chat template in `tokenizer_config.json`."""
+    tokenizer = byte_tokenizer(extra_specials=specials)
+    config.vocab_size = tokenizer.vocab_size
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    tokenizer.save(folder)
+    for file, more in [("config.json", {"_name_or_path": name}), ("tokenizer_config.json", {"chat_template": "{{1}}"})]:
+        (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | more))
+    return folder
+
+
+SMALL = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 640,
+}
+
+
+@pytest.mark.parametrize("config", [LlamaConfig(**SMALL), Qwen2Config(**SMALL)], ids=["llama", "qwen2"])
+def test_llama_and_qwen2_folders_that_speak_chatml_are_loaded(config: PreTrainedConfig, tmp_path: Path) -> None:
+    policy = load_policy(hub_folder(tmp_path / "hub", config), cache=tmp_path)
+    assert isinstance(policy.renderer, ChatMLRenderer)
+    saved = save_policy(policy, tmp_path / "out")
+    assert json.loads((saved / "clawgym.json").read_text())["renderer"] == "chatml"
+
+
+def test_a_renderer_that_was_asked_for_and_the_template_survive_a_save(tmp_path: Path) -> None:
+    folder = hub_folder(tmp_path / "hub", LlamaConfig(**SMALL), "<think>", "</think>")
+    policy = load_policy(folder, cache=tmp_path, renderer="qwen3")
+    saved = save_policy(policy, tmp_path / "first")
+    again = load_policy(saved, cache=tmp_path)
+    assert type(again.renderer).__name__ == "Qwen3Renderer"
+    twice = load_policy(save_policy(again, tmp_path / "second"), cache=tmp_path)
+    assert type(twice.renderer).__name__ == "Qwen3Renderer"
+    assert AutoTokenizer.from_pretrained(tmp_path / "second").chat_template == "{{1}}"
+
+
+def test_the_name_of_a_hub_folder_finds_its_renderer_and_is_kept_as_a_kind(tmp_path: Path) -> None:
+    name = "PrimeIntellect/Qwen3-0.6B"
+    folder = hub_folder(tmp_path / "hub", LlamaConfig(**SMALL), "<think>", "</think>", name=name)
+    policy = load_policy(folder, cache=tmp_path)
+    assert policy.renderer_kind == "prime-qwen3"
+    again = load_policy(save_policy(policy, tmp_path / "out"), cache=tmp_path)
+    assert type(again.renderer) is type(policy.renderer)
+
+
+TOOLS = tool_dicts((ToolSpec("write", "Schreibe \u00e4 <b>'\"", {"type": "object", "properties": {"path": {}}}),))
+CONVERSATION = message_dicts(
+    [
+        Message("system", "Be \u00fc brief.\n"),
+        Message("user", "  Go.\n\n"),
+        Message(
+            "assistant", "Yes.", tool_calls=(ToolCall("1", "write", '{"path": "<\u00e4>"}'), ToolCall("2", "ls", ""))
+        ),
+        Message("tool", "done {{ x }} ", tool_call_id="1"),
+        Message("tool", "a\nb\n", tool_call_id="2"),
+        Message(
+            "assistant", "", tool_calls=(ToolCall("3", "ls", '{"a": [1, null, true]}'), ToolCall("4", "x", "raw{"))
+        ),
+        Message("tool", "", tool_call_id="3"),
+        Message("assistant", " Now?\n"),
+        Message("system", "Hurry."),
+        Message("user", "y"),
+    ]
+)
+
+
+@pytest.mark.parametrize("tools", [TOOLS, None], ids=["tools", "no_tools"])
+@pytest.mark.parametrize("prompt", [True, False], ids=["prompt", "no_prompt"])
+@pytest.mark.parametrize(("start", "stop"), [(0, None), (1, None), (0, 5), (1, 2), (3, 4)])
+def test_transformers_renders_the_saved_template_to_the_ids_of_our_renderer(
+    tools: list[ToolDict] | None, prompt: bool, start: int, stop: int | None, tmp_path: Path
+) -> None:
+    policy = small_policy()
+    TOKENIZER.save(tmp_path)
+    (tmp_path / chat_template.FILE).write_text(chat_template.CHATML)
+    theirs: Any = AutoTokenizer.from_pretrained(tmp_path)
+    messages = CONVERSATION[start:stop]
+    ids = theirs.apply_chat_template(messages, tools=tools, add_generation_prompt=prompt, return_dict=False)
+    ours = policy.renderer.render_ids(messages, tools=tools, add_generation_prompt=prompt)
+    assert TOKENIZER.decode(ids) == TOKENIZER.decode(ours)
+    assert ids == ours
+
+
+def test_a_chatml_policy_is_saved_with_its_template(tmp_path: Path) -> None:
+    folder = save_policy(small_policy(), tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(folder).chat_template == chat_template.CHATML
 
 
 @pytest.mark.parametrize("name", ["tiny", "smollm2"])

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Literal
+from weakref import ref
 
 import numpy as np
 import torch
@@ -53,7 +54,8 @@ class _Sequence:
     logprobs: list[float] = field(default_factory=list)
     spans: list[VersionSpan] = field(default_factory=list)
     slot: Slot | None = None
-    kv_version: int = 0
+    epoch: int = 0
+    """Of the weights that its first keys and values were computed with."""
     aborted: bool = False
 
     @property
@@ -97,10 +99,13 @@ class TorchEngine:
             prefix_cache_bytes: keys and values of past prompts kept for reuse.
 
         Raises:
-            EngineError: the architecture is not supported.
+            EngineError: the architecture is not supported, or the policy has an open engine already.
         """
         self._policy = policy
         self._decoder = Decoder(policy.module)
+        self._check_sole()
+        policy.sampler = ref(self)
+        self._epoch = policy.epoch
         self._kv = KVCache(self._decoder.shape)
         bytes_per_token = self._decoder.shape.bytes_per_token
         self._prefix = PrefixCache(max_bytes=prefix_cache_bytes, bytes_per_token=bytes_per_token)
@@ -160,13 +165,18 @@ class TorchEngine:
         """Run `apply` between two decode steps, drop the prefix cache, count the version up and return it.
 
         An error of `apply` is raised here; the version is counted up all the same, since weights may have moved.
+
+        Raises:
+            EngineError: this engine is closed and another one samples from the policy now.
         """
+        self._check_sole()
         with self._update_lock, self._held():
             try:
                 apply()
             finally:
-                self._prefix.clear()
+                self._policy.epoch += 1
                 self._policy.version += 1
+                self._forget_older()
         return self._policy.version
 
     async def pause(self) -> None:
@@ -182,12 +192,13 @@ class TorchEngine:
             self._changed.notify_all()
 
     async def close(self) -> None:
-        """End the decode thread; calls still running raise `EngineError`. Idempotent."""
+        """End the decode thread and let go of the policy; calls still running raise `EngineError`. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
+        self._release()
 
     def _sequence(self, prompt_token_ids: Sequence[int] | TokenIds, sampling: SamplingParams) -> _Sequence:
         prompt = np.array(prompt_token_ids, dtype=np.int32)
@@ -205,6 +216,25 @@ class TorchEngine:
         return _Sequence(
             prompt, sampling, min(sampling.max_tokens, room), Random(sampling.seed), loop, loop.create_future()
         )
+
+    def _check_sole(self) -> None:
+        other = self._policy.sampler() if self._policy.sampler is not None else None
+        if other is not None and other is not self:
+            raise EngineError(
+                f"Expected one open engine over the policy {self._policy.name!r}, got a second: it would not see the "
+                "updates of the first. Share the first (make the environment with engine=learner.engine() instead of "
+                "policy=learner.policy, or the learner with engine=...), or close it before."
+            )
+
+    def _release(self) -> None:
+        if self._policy.sampler is not None and self._policy.sampler() is self:
+            self._policy.sampler = None
+
+    def _forget_older(self) -> None:
+        """Drop what was computed with other weights than the present ones."""
+        if self._epoch != self._policy.epoch:
+            self._prefix.clear()
+            self._epoch = self._policy.epoch
 
     def _check_alive(self) -> None:
         if self._failure is not None:
@@ -285,7 +315,7 @@ class TorchEngine:
         logits = self._decoder.forward(token_ids, positions, last, attend)
         for sequence, count in [(s, 1) for s in decodes] + chunks:
             _slot(sequence).length += count
-        for sequence, _ in chunks:
+        for sequence in decodes + [s for s, _ in chunks]:
             if _slot(sequence).length == len(sequence.prompt):
                 self._remember(sequence)
         if ready:
@@ -327,6 +357,7 @@ class TorchEngine:
 
     def _admit(self) -> None:
         """Start waiting sequences, oldest first, while rows and memory last."""
+        self._forget_older()
         reading = [s for s in self._running if _slot(s).length < len(s.prompt)]
         reserved = sum(_slot(s).capacity for s in self._running)
         postponed: list[_Sequence] = []
@@ -343,7 +374,7 @@ class TorchEngine:
                 postponed.append(sequence)
                 continue
             sequence.slot = self._kv.allocate(len(sequence.prompt) + 1)
-            sequence.kv_version = self._policy.version
+            sequence.epoch = self._epoch
             if pages:
                 self._kv.write(sequence.slot, 0, torch.cat(pages, dim=3))
                 sequence.slot.length = cached
@@ -353,7 +384,7 @@ class TorchEngine:
         self._waiting = postponed
 
     def _remember(self, sequence: _Sequence) -> None:
-        if sequence.kv_version == self._policy.version:
+        if sequence.epoch == self._policy.epoch:
             slot = _slot(sequence)
             ids = np.array(sequence.ids(0, slot.length), dtype=np.int32)
             self._prefix.insert(ids, lambda start, stop: self._kv.read(slot, start, stop))
@@ -390,6 +421,7 @@ class TorchEngine:
             _resolve(sequence, EngineError(f"Expected an answer, but {reason}."))
         self._prefix.clear()
         self._kv = KVCache(self._decoder.shape)
+        self._release()  # here too: an engine that died is never closed by some
 
 
 def _slot(sequence: _Sequence) -> Slot:

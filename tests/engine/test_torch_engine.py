@@ -164,6 +164,90 @@ def test_siblings_wait_for_the_shared_prompt_to_be_read_once() -> None:
     assert sum(read) < 640 + 6 * 32
 
 
+@pytest.mark.parametrize("length", [128, 129, 130, 161])
+def test_a_prompt_whose_last_chunk_is_one_token_is_shared_too(length: int) -> None:
+    policy = make_policy()
+    read: list[int] = []
+
+    async def body(engine: TorchEngine) -> None:
+        forward = engine._decoder.forward
+
+        def counting(token_ids: Any, *rest: Any) -> torch.Tensor:
+            read.append(len(token_ids))
+            return forward(token_ids, *rest)
+
+        engine._decoder.forward = counting  # type: ignore[method-assign]
+        answers = await asyncio.gather(
+            *(engine.generate(prompt(length), sampling(seed=seed, max_tokens=20)) for seed in range(6))
+        )
+        for answer in answers:
+            assert_exact(policy, prompt(length), answer, sampling())
+
+    serve(policy, body, prefill_chunk=128)
+    assert sum(read) < length + 6 * (32 + 20)
+    assert len(read) < 2 + 2 + 25, "siblings must run together"
+
+
+def test_a_policy_has_one_open_engine() -> None:
+    async def main() -> None:
+        policy = make_policy()
+        first = TorchEngine(policy)
+        with pytest.raises(EngineError, match=r"engine=learner\.engine\(\)"):
+            TorchEngine(policy)
+        await first.generate(prompt(9), sampling(max_tokens=1))
+        await first.close()
+        second = TorchEngine(policy)
+        await first.close()
+        with pytest.raises(EngineError, match="got a second"):
+            first.update_weights(lambda: None)
+        assert policy.epoch == 0
+        with pytest.raises(EngineError, match="got a second"):
+            TorchEngine(policy)
+        await second.close()
+        assert first.update_weights(lambda: None) == 1
+
+    asyncio.run(main())
+
+
+def test_an_engine_that_was_dropped_or_died_does_not_hold_its_policy() -> None:
+    policy = make_policy()
+    TorchEngine(policy)  # never called, never closed
+    dead = TorchEngine(policy)
+
+    async def main() -> None:
+        dead._decoder.forward = None  # type: ignore[method-assign, assignment]
+        with pytest.raises(EngineError, match="died"):
+            await dead.generate(prompt(9), sampling())
+        assert dead._thread is not None
+        dead._thread.join()
+
+    asyncio.run(main())
+    TorchEngine(policy)
+
+
+def test_a_version_that_is_set_back_revives_no_old_keys_and_values() -> None:
+    policy = make_policy()
+    ids = prompt(300)
+
+    def apply() -> None:
+        with torch.no_grad():
+            for parameter in policy.module.parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+
+    async def body(engine: TorchEngine) -> None:
+        running = asyncio.ensure_future(engine.generate(ids, sampling(max_tokens=2000)))
+        await engine.generate(ids, sampling(max_tokens=4))
+        await asyncio.to_thread(engine.update_weights, apply)
+        policy.version = 0  # as a learner does that resumes
+        await running
+        assert_exact(policy, ids, await engine.generate(ids, sampling()), sampling())
+        apply()
+        policy.epoch += 1  # weights moved by somebody else
+        assert_exact(policy, ids, await engine.generate(ids, sampling()), sampling())
+
+    serve(policy, body)
+
+
 def test_a_seed_gives_the_same_tokens_alone_and_in_a_crowd() -> None:
     policy = make_policy()
 
