@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import functools
+import os
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
@@ -79,7 +80,11 @@ class BackgroundLoop:
         self._loop.close()
 
 
-@functools.cache
 def shared_loop() -> BackgroundLoop:
-    """Return the process's loop, started at the first call."""
+    """Return the process's loop, started at the first call; a forked child, which inherits no thread, gets its own."""
+    return _loop_of(os.getpid())
+
+
+@functools.cache
+def _loop_of(pid: int) -> BackgroundLoop:
     return BackgroundLoop()

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from clawgym_env.grading.base import Grader
 from clawgym_env.rollout import Rollout, StopReason, failure_rule
 from clawgym_env.runner import RolloutRequest, Runner, ServedPolicy
 from clawgym_env.sandbox.base import SandboxBackend
+from clawgym_env.scratch import sweep_scratch_folders
 from clawgym_env.tasks.task import Limits
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from clawgym_env.trace.store import RolloutStore
 
 __all__ = ["RolloutPool", "RolloutRequest", "ServedPolicy"]
+
+T = TypeVar("T")
 
 
 class RolloutPool:
@@ -45,7 +48,9 @@ class RolloutPool:
         self._cache = cache
         self._limits = limits
         self._store = store
+        self._max_concurrency = max_concurrency
         self._slots = asyncio.Semaphore(max_concurrency)
+        self._tasks: set[asyncio.Task[Any]] = set()
         self._runner: Runner | None = None
         self._proxy: ProxyServer | None = None
 
@@ -55,8 +60,10 @@ class RolloutPool:
         Raises:
             HarnessNotInstalled: before anything was started.
         """
-        runner = await self._started(requests)
-        tasks = [asyncio.create_task(self._run_one(runner, request)) for request in requests]
+        for request in requests:
+            request.adapter.mounts(self._cache)
+        runner = await self._started()
+        tasks = [self._spawn(self._run_one(runner, request)) for request in requests]
         try:
             await asyncio.wait(tasks) if tasks else None
         finally:
@@ -64,39 +71,59 @@ class RolloutPool:
         return [task.result() for task in tasks]
 
     async def as_completed(self, requests: Iterable[RolloutRequest]) -> AsyncIterator[Rollout]:
-        """Yield rollouts as they finish; requests are drawn lazily, so that a slot is never idle and never early."""
-        pending: set[asyncio.Task[Rollout]] = set()
-        source = iter(requests)
+        """Yield rollouts as they finish.
+
+        `max_concurrency` workers draw requests and go on while the caller works on a rollout, but never more than
+        `max_concurrency` finished ones wait for it: what runs too far ahead of the learner is stale. Ends early when
+        the pool is closed.
+
+        Raises:
+            HarnessNotInstalled: when such a request is drawn; rollouts already running are finished first.
+        """
+        runner, source = await self._started(), iter(requests)
+        finished: asyncio.Queue[Rollout | None] = asyncio.Queue()
+        room = asyncio.Semaphore(self._max_concurrency)
+
+        async def work() -> None:
+            for request in source:
+                request.adapter.mounts(self._cache)
+                rollout = await self._run_one(runner, request)
+                await room.acquire()
+                finished.put_nowait(rollout)
+
+        async def feed() -> None:
+            workers = [self._spawn(work()) for _ in range(self._max_concurrency)]
+            try:
+                await asyncio.wait(workers)
+            finally:
+                await _cancel(workers)
+            for worker in workers:
+                worker.result()
+
+        feeder = self._spawn(feed())
+        feeder.add_done_callback(lambda _: finished.put_nowait(None))
         try:
-            while True:
-                while not self._slots.locked() or not pending:
-                    request = next(source, None)
-                    if request is None:
-                        break
-                    runner = await self._started([request])
-                    await self._slots.acquire()
-                    pending.add(asyncio.create_task(self._run_held(runner, request)))
-                if not pending:
-                    return
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    yield task.result()
+            while (rollout := await finished.get()) is not None:
+                room.release()
+                yield rollout
+            if not feeder.cancelled():
+                feeder.result()
         finally:
-            await _cancel(pending)
+            await _cancel([feeder])
 
     async def close(self) -> None:
-        """End the proxy. Rollouts still running must have been cancelled before."""
+        """Cancel what still runs, wait until its sandboxes are closed, and end the proxy. Idempotent."""
+        await _cancel(list(self._tasks))
         proxy, self._proxy, self._runner = self._proxy, None, None
         if proxy is not None:
             await proxy.close()
 
-    async def _started(self, requests: Sequence[RolloutRequest]) -> Runner:
-        """Fail early on what is not installed, and start the proxy at the first use."""
-        for harness in {id(request.adapter): request.adapter for request in requests}.values():
-            harness.mounts(self._cache)
+    async def _started(self) -> Runner:
+        """Start the proxy at the first use."""
         if self._runner is None:
             from clawgym_env.proxy.app import ProxyServer
 
+            sweep_scratch_folders()
             self._proxy = proxy = ProxyServer()
             await proxy.start()
             self._runner = Runner(
@@ -109,16 +136,19 @@ class RolloutPool:
             )
         return self._runner
 
-    async def _run_one(self, runner: Runner, request: RolloutRequest) -> Rollout:
-        await self._slots.acquire()
-        return await self._run_held(runner, request)
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-    async def _run_held(self, runner: Runner, request: RolloutRequest) -> Rollout:
-        """Run a request whose slot is held, trying infrastructure again within its rule."""
-        try:
+    async def _run_one(self, runner: Runner, request: RolloutRequest) -> Rollout:
+        """Run a request when a slot is free, trying infrastructure again within its rule."""
+        async with self._slots:
             while True:
                 rollout = await runner.run(request)
-                rule = failure_rule(rollout.stop_reason, len(rollout.tree))
+                asked = len(rollout.tree) > 0 or not request.adapter.calls_model
+                rule = failure_rule(rollout.stop_reason, policy_asked=asked)
                 # A failed grader was tried again by the runner; running the harness again would change the sample.
                 if rollout.stop_reason is StopReason.GRADER_ERROR or request.attempt >= rule.retries:
                     break
@@ -126,11 +156,9 @@ class RolloutPool:
             if self._store is not None:
                 await self._store.add_rollout(rollout)
             return rollout
-        finally:
-            self._slots.release()
 
 
-async def _cancel(tasks: Collection[asyncio.Task[Rollout]]) -> None:
+async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:
     """Cancel tasks and wait until each has closed its sandboxes."""
     for task in tasks:
         task.cancel()

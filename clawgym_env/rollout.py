@@ -49,14 +49,21 @@ FAILURE_RULES: Mapping[StopReason, FailureRule] = {
     StopReason.ENGINE_ERROR: FailureRule(False, False, 2),
     StopReason.GRADER_ERROR: FailureRule(False, False, 2),
 }
-"""A harness error without a single model call is infrastructure too: see `failure_rule`."""
+"""For a rollout in which the policy was asked at least once; see `failure_rule`."""
 
 
-def failure_rule(stop_reason: StopReason, num_calls: int) -> FailureRule:
-    """Return the rule for a rollout that stopped after `num_calls` model calls."""
-    if stop_reason is StopReason.HARNESS_ERROR and num_calls == 0:
-        return FAILURE_RULES[StopReason.SANDBOX_ERROR]
-    return FAILURE_RULES[stop_reason]
+def failure_rule(stop_reason: StopReason, *, policy_asked: bool) -> FailureRule:
+    """Return the rule for a rollout that stopped like this.
+
+    Args:
+        policy_asked: whether any call was captured, or the harness calls no model by design. Where the policy was never
+            asked, whatever ended the rollout is not its doing: an untouched workspace's score would be a silent zero.
+    """
+    rule = FAILURE_RULES[stop_reason]
+    if policy_asked or not rule.graded:
+        return rule
+    # A first prompt that is too long will be too long again.
+    return FailureRule(graded=False, trained=False, retries=0 if stop_reason is StopReason.CONTEXT_LENGTH else 2)
 
 
 TRUNCATED = frozenset(StopReason) - {StopReason.COMPLETED, StopReason.HARNESS_ERROR}

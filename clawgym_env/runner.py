@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import tempfile
+import logging
 import time
+import traceback
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +21,9 @@ from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.errors import GraderError, HarnessError, HarnessNotInstalled, SandboxError
 from clawgym_env.grading.base import Grade, Grader
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
-from clawgym_env.rollout import FAILURE_RULES, Exclusion, Rollout, StopReason, failure_rule
+from clawgym_env.rollout import FAILURE_RULES, Exclusion, FailureRule, Rollout, StopReason, failure_rule
 from clawgym_env.sandbox.base import Sandbox, SandboxBackend, SandboxSpec
+from clawgym_env.scratch import scratch_folder
 from clawgym_env.tasks.task import Limits, Task
 from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import PrefixTree
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
     from clawgym_env.proxy.app import ProxyServer
     from clawgym_env.proxy.session import RolloutSession
     from clawgym_env.trace.store import RolloutStore
+
+logger = logging.getLogger(__name__)
 
 PROXY_PORT = 8080
 """The same in every sandbox: each has a network namespace of its own."""
@@ -112,20 +116,20 @@ class Runner:
         progress = _Progress()
         limits = self._limits or request.task.limits
         grade: Grade | None = None
-        with tempfile.TemporaryDirectory(prefix="clawgym-workspace-") as folder:
-            workspace = Path(folder)
+        async with scratch_folder() as workspace:
             try:
                 await self._run_harness(request, limits, workspace, progress)
-                if failure_rule(progress.stop_reason, len(progress.tree)).graded:
+                if _rule(request, progress).graded:
                     grade = await self._grade(request, limits, workspace, progress)
             except HarnessNotInstalled:
                 raise
-            except SandboxError as error:
-                progress.stop(StopReason.SANDBOX_ERROR, str(error))
-            except HarnessError as error:
-                progress.stop(StopReason.HARNESS_ERROR, str(error))
             except GraderError as error:
                 progress.stop(StopReason.GRADER_ERROR, str(error))
+            except (SandboxError, OSError) as error:
+                progress.stop(StopReason.SANDBOX_ERROR, f"{type(error).__name__}: {error}")
+            except Exception:  # a bug of ours must not cost the siblings their rollouts
+                logger.exception("Rollout %s failed", request.rollout_id)
+                progress.stop(StopReason.SANDBOX_ERROR, traceback.format_exc())
         progress.timing["total"] = time.monotonic() - progress.started
         return _rollout(request, progress, grade)
 
@@ -169,7 +173,7 @@ class Runner:
                 clock = _lap(progress, "harness", clock)
                 await sandbox.kill_all()
                 progress.tree = await session.settle(quiet_s=SETTLE_QUIET_S)
-                _blame(adapter, session, progress)
+                _blame(request, session, progress)
             finally:
                 await asyncio.shield(listener.close())
             clock = _lap(progress, "settle", clock)
@@ -178,24 +182,31 @@ class Runner:
             await asyncio.shield(sandbox.close())
 
     async def _grade(self, request: RolloutRequest, limits: Limits, workspace: Path, progress: _Progress) -> Grade:
-        """Score a copy of the workspace in a fresh sandbox; a failing grader is tried again, nothing else is."""
+        """Score a copy of the workspace in a fresh sandbox, trying again within the rule.
+
+        Whatever fails here is the grading's failure: running the harness again would change the sample.
+        """
         clock = time.monotonic()
         spec = SandboxSpec(workdir=request.task.workdir, memory_mb=request.task.memory_mb)
         task = request.task.model_copy(update={"limits": limits})
         response = progress.exit.response if progress.exit is not None else ""
-        retries = FAILURE_RULES[StopReason.GRADER_ERROR].retries
-        for attempt in range(retries + 1):
-            sandbox = await self._backend.open(spec)
+        failure = ""
+        for _ in range(FAILURE_RULES[StopReason.GRADER_ERROR].retries + 1):
             try:
-                await sandbox.copy_in(workspace, spec.workdir)
-                return await self._grader.grade(task, sandbox, response)
-            except GraderError:
-                if attempt == retries:
-                    raise
+                sandbox = await self._backend.open(spec)
+                try:
+                    await sandbox.copy_in(workspace, spec.workdir)
+                    return await self._grader.grade(task, sandbox, response)
+                finally:
+                    await asyncio.shield(sandbox.close())
+            except (GraderError, SandboxError, OSError) as error:
+                failure = str(error)
+            except Exception:
+                logger.exception("Grading %s failed", request.rollout_id)
+                failure = traceback.format_exc()
             finally:
-                await asyncio.shield(sandbox.close())
                 _lap(progress, "grade", clock)
-        raise AssertionError("unreachable")
+        raise GraderError(failure)
 
     def _recorder(self, rollout_id: str) -> Callable[[ModelCall], Awaitable[None]] | None:
         return None if self._store is None else functools.partial(self._store.add_call, rollout_id)
@@ -214,12 +225,7 @@ async def _until_over(
         waited: set[asyncio.Future[Any]] = {harness, session.exhausted}
         done, _ = await asyncio.wait(waited, timeout=context.wall_clock_s, return_when=asyncio.FIRST_COMPLETED)
         if harness in done:
-            progress.exit = harness.result()
-            if progress.exit.timed_out:
-                progress.stop(StopReason.WALL_CLOCK)
-            elif progress.exit.exit_code != 0:
-                await sandbox.exec(["true"])  # raises SandboxError: then the harness is not to blame
-                progress.stop(StopReason.HARNESS_ERROR, f"The harness exited with code {progress.exit.exit_code}.")
+            await _judge_exit(harness, sandbox, progress)
         elif session.exhausted in done:
             progress.stop(session.exhausted.result())
         else:
@@ -230,15 +236,48 @@ async def _until_over(
             await asyncio.wait({harness})
 
 
-def _blame(adapter: HarnessAdapter, session: RolloutSession, progress: _Progress) -> None:
+async def _judge_exit(harness: asyncio.Future[HarnessExit], sandbox: Sandbox, progress: _Progress) -> None:
+    """Say how a harness that is over ended; calls it made before an error are kept and graded."""
+    try:
+        progress.exit = harness.result()
+    except SandboxError:
+        raise
+    except HarnessError as error:
+        progress.stop(StopReason.HARNESS_ERROR, str(error))
+        return
+    except Exception:
+        logger.exception("A harness adapter failed")
+        progress.stop(StopReason.HARNESS_ERROR, traceback.format_exc())
+        return
+    if progress.exit.timed_out:
+        progress.stop(StopReason.WALL_CLOCK)
+    elif progress.exit.exit_code != 0:
+        await sandbox.exec(["true"])  # raises SandboxError: then the harness is not to blame
+        progress.stop(StopReason.HARNESS_ERROR, f"The harness exited with code {progress.exit.exit_code}.")
+
+
+def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress) -> None:
     """Let what the proxy saw overrule how the harness says it ended: its exit code is not trusted."""
     ended_by_itself = progress.stop_reason in (StopReason.COMPLETED, StopReason.HARNESS_ERROR)
     if session.engine_error is not None:
         progress.stop(StopReason.ENGINE_ERROR, str(session.engine_error))
     elif ended_by_itself and session.overflowed:
         progress.stop(StopReason.CONTEXT_LENGTH, progress.error)
-    elif ended_by_itself and adapter.calls_model and session.num_calls == 0:
-        progress.stop(StopReason.HARNESS_ERROR, progress.error or "The harness ended without a model call.")
+    if not _policy_asked(request, progress):
+        if progress.stop_reason is StopReason.COMPLETED:
+            progress.stop(StopReason.HARNESS_ERROR, "The harness ended without a model call.")
+        elif progress.stop_reason is StopReason.CONTEXT_LENGTH:
+            progress.error = (
+                f"Expected a first prompt within the policy's {session.context_length} tokens, got a longer one."
+            )
+
+
+def _policy_asked(request: RolloutRequest, progress: _Progress) -> bool:
+    return len(progress.tree) > 0 or not request.adapter.calls_model
+
+
+def _rule(request: RolloutRequest, progress: _Progress) -> FailureRule:
+    return failure_rule(progress.stop_reason, policy_asked=_policy_asked(request, progress))
 
 
 def _rollout(request: RolloutRequest, progress: _Progress, grade: Grade | None) -> Rollout:

@@ -17,7 +17,7 @@ from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
 from clawgym_env.rollout import Rollout, StopReason
 from clawgym_env.sandbox.base import Mount, Sandbox, SandboxSpec
 from clawgym_env.tasks import Limits, Task
-from clawgym_env.testing import Ask, FakeBackend, InProcessHarness
+from clawgym_env.testing import Ask, FakeBackend, FakeSandbox, InProcessHarness
 
 Act = Callable[[Ask, Sandbox, HarnessContext], Awaitable[str]]
 
@@ -242,29 +242,127 @@ def test_a_missing_harness_raises_before_anything_starts() -> None:
     assert backend.most_alive == 0
 
 
-def test_a_bug_in_an_adapter_is_raised_after_its_siblings_have_finished() -> None:
-    finished: list[int] = []
-
-    async def slow(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+def test_a_bug_in_an_adapter_is_data_with_its_traceback_and_costs_no_sibling() -> None:
+    async def buggy(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
         if context.seed == 0:
+            await ask("hello")
             raise ZeroDivisionError
-        await asyncio.sleep(0.3)
-        finished.append(context.seed)
         return await ask("hello")
 
+    broken, *siblings = asyncio.run(_run_many(buggy, 3))
+    assert (broken.stop_reason, broken.graded, len(broken.tree)) == (StopReason.HARNESS_ERROR, True, 1)
+    assert "ZeroDivisionError" in broken.error
+    assert [rollout.stop_reason for rollout in siblings] == [StopReason.COMPLETED] * 2
+
+
+def test_a_workspace_that_cannot_be_copied_is_data() -> None:
+    class Unreadable(FakeSandbox):
+        async def copy_out(self, source: str, target: Path) -> None:
+            raise PermissionError(13, "no")
+
+    class UnreadableBackend(FakeBackend):
+        async def open(self, spec: SandboxSpec) -> Sandbox:
+            sandbox = Unreadable(spec, self.alive.discard)
+            self.alive.add(sandbox)
+            return sandbox
+
+    rollout = run(backend=UnreadableBackend())
+    assert (rollout.stop_reason, rollout.trainable) == (StopReason.SANDBOX_ERROR, False)
+    assert "PermissionError" in rollout.error
+
+
+def test_a_sandbox_that_fails_while_grading_does_not_run_the_harness_again() -> None:
+    calls: list[int] = []
+
+    async def once(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        calls.append(1)
+        return await ask("hello")
+
+    class OneOnly(FakeBackend):
+        async def open(self, spec: SandboxSpec) -> Sandbox:
+            if self.most_alive:
+                raise SandboxError("no more")
+            return await super().open(spec)
+
+    rollout = run(once, backend=OneOnly())
+    assert (rollout.stop_reason, len(calls), rollout.id) == (StopReason.GRADER_ERROR, 1, "group/0")
+
+
+def test_a_wall_clock_before_the_first_call_is_not_graded() -> None:
+    async def slow_start(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        await asyncio.sleep(3600)
+        return ""
+
+    rollout = run(slow_start, limits=Limits(wall_clock_s=0.1))
+    assert (rollout.stop_reason, rollout.graded, rollout.id) == (StopReason.WALL_CLOCK, False, "group/0~2")
+
+
+def test_a_first_prompt_that_never_fits_is_not_graded_and_not_retried() -> None:
+    async def long(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        try:
+            return await ask("x" * 5000)
+        except Exception:
+            return ""
+
+    rollout = run(long, engine=ScriptedEngine(lambda prompt, turn: "hi", context_length=1024))
+    assert (rollout.stop_reason, rollout.graded, rollout.id) == (StopReason.CONTEXT_LENGTH, False, "group/0")
+    assert "1024" in rollout.error
+
+
+def test_the_pool_keeps_working_while_the_caller_does_and_never_runs_far_ahead() -> None:
+    started: list[int] = []
+
+    async def note(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        started.append(context.seed)
+        return await ask("hello")
+
+    async def scenario() -> tuple[int, int]:
+        pool, requests = _pool(note, 20, max_concurrency=2)
+        stream = pool.as_completed(requests)
+        await anext(stream)
+        await asyncio.sleep(3)
+        ahead = len(started)
+        rest = [rollout async for rollout in stream]
+        await pool.close()
+        return ahead, len(rest)
+
+    ahead, rest = asyncio.run(scenario())
+    assert rest == 19
+    assert 3 <= ahead <= 1 + 2 + 2
+
+
+def test_closing_the_pool_ends_an_open_stream_and_its_rollouts() -> None:
     backend = FakeBackend()
 
-    async def scenario() -> None:
-        pool = RolloutPool(backend=backend, grader=CountingGrader(), cache=Path("unused"), max_concurrency=4)
-        served = ServedPolicy("scripted", ScriptedEngine(lambda prompt, turn: "hi"))
-        task = Task(id="t", instruction="Say hi.")
-        requests = [RolloutRequest(task, InProcessHarness(slow), served, "g", i, seed=i) for i in range(3)]
-        try:
-            await pool.run(requests)
-        finally:
-            await pool.close()
+    async def scenario() -> list[Rollout]:
+        pool, requests = _pool(hang_after_first, 4, max_concurrency=2, backend=backend)
+        stream = pool.as_completed(requests)
+        await anext(stream)
+        await pool.close()
+        assert not backend.alive
+        return [rollout async for rollout in stream]
 
-    with pytest.raises(ZeroDivisionError):
-        asyncio.run(scenario())
-    assert sorted(finished) == [1, 2]
-    assert not backend.alive
+    assert asyncio.run(scenario()) == []
+
+
+async def hang_after_first(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+    return await (ask_once if context.seed == 0 else hang)(ask, sandbox, context)
+
+
+async def _run_many(act: Act, count: int) -> list[Rollout]:
+    pool, requests = _pool(act, count)
+    try:
+        return await pool.run(requests)
+    finally:
+        await pool.close()
+
+
+def _pool(
+    act: Act, count: int, *, max_concurrency: int = 4, backend: FakeBackend | None = None
+) -> tuple[RolloutPool, list[RolloutRequest]]:
+    pool = RolloutPool(
+        backend=backend or FakeBackend(), grader=CountingGrader(), cache=Path("unused"), max_concurrency=max_concurrency
+    )
+    served = ServedPolicy("scripted", ScriptedEngine(lambda prompt, turn: "hi"))
+    task = Task(id="t", instruction="Say hi.")
+    return pool, [RolloutRequest(task, InProcessHarness(act), served, "g", i, seed=i) for i in range(count)]

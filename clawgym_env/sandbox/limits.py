@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from clawgym_env.ownership import owner_alive, owner_tag
 from clawgym_env.sandbox.base import SandboxSpec
 
 _PARENT = "clawgym"
@@ -71,7 +72,7 @@ class ControlGroups:
     def sweep(self) -> None:
         """Remove what dead controllers left. A directory in use cannot be removed, so nothing alive is touched."""
         for path in self.directories():
-            if not _owner_alive(path.name):
+            if not owner_alive(path.name):
                 with suppress(OSError):
                     path.rmdir()
 
@@ -85,7 +86,7 @@ class ControlGroups:
         Raises:
             OSError: the kernel refused.
         """
-        name = f"{os.getpid()}-{_start_time(os.getpid())}-{uuid.uuid4().hex[:8]}"
+        name = f"{owner_tag()}-{uuid.uuid4().hex[:8]}"
         group = ControlGroup(tuple(parent / name for parent in self._parents.values()))
         memory, processes = spec.memory_mb << 20, spec.max_processes + _OVERHEAD_PROCESSES
         quota = max(1000, int(spec.cpus * _PERIOD_US))
@@ -166,17 +167,3 @@ def _delegate(path: Path) -> bool:
 def _write(path: Path, value: int | str) -> None:
     with open(path, "w") as file:
         file.write(str(value))
-
-
-def _owner_alive(name: str) -> bool:
-    pid, _, rest = name.partition("-")
-    start, _, _ = rest.partition("-")
-    return pid.isdigit() and _start_time(int(pid)) == start
-
-
-def _start_time(pid: int) -> str:
-    """Return a process's start in clock ticks, which tells it from a later one of the same pid; "" if it is gone."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[19]
-    except OSError:
-        return ""
