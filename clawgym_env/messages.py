@@ -19,6 +19,15 @@ FinishReason = Literal["stop", "tool_calls", "length", "abort"]
 Json: TypeAlias = Union[bool, int, float, str, "list[Json]", "dict[str, Json]", None]
 
 
+def well_formed(text: str) -> str:
+    """Return text that UTF-8 can carry: halves of surrogate pairs, which JSON escapes can smuggle in, become U+FFFD."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class ToolCall:
     """One tool invocation by the model."""

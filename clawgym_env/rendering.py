@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias
 
 from clawgym_env.errors import EngineError
-from clawgym_env.messages import Message, ToolSpec
+from clawgym_env.messages import Message, ToolSpec, well_formed
 from clawgym_env.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -416,7 +416,7 @@ def parse_reply(
     """Parse sampled ids with the family's own parser.
 
     A call that does not parse is kept as a call with its raw argument text when its name can be read, and becomes
-    plain text of the content when not: nothing the model said is hidden from the harness.
+    plain text of the content when not: nothing the model said is hidden from the harness. Every text can be encoded.
     """
     parsed = renderer.parse_response(
         [int(token) for token in token_ids],
@@ -428,15 +428,18 @@ def parse_reply(
     content = parsed.content
     for call in parsed.tool_calls:
         if call.status == "ok" and call.name:
-            calls.append((call.name, _arguments_text(call.arguments)))
+            calls.append((well_formed(call.name), _arguments_text(call.arguments, call.raw)))
             continue
         malformed.append(call.raw)
         name = call.name or _recovered_name(call.raw)
         if name:
-            calls.append((name, _raw_arguments(call)))
+            calls.append((well_formed(name), _raw_arguments(call)))
         else:
             content = f"{content}\n{call.raw}" if content else call.raw
-    return ParsedReply(content, parsed.reasoning_content, tuple(calls), tuple(malformed))
+    reasoning = parsed.reasoning_content
+    return ParsedReply(
+        well_formed(content), None if reasoning is None else well_formed(reasoning), tuple(calls), tuple(malformed)
+    )
 
 
 def _parse_call(piece: _Piece) -> ParsedToolCall:
@@ -455,7 +458,7 @@ def _parse_call(piece: _Piece) -> ParsedToolCall:
     if isinstance(arguments, str):
         arguments = _parsed_or_text(arguments)
     if not isinstance(arguments, dict):
-        text = arguments if isinstance(arguments, str) else _compact(arguments)
+        text = "null" if arguments is None else _arguments_text(arguments, raw)
         return ParsedToolCall(raw, name, text, piece.span, ToolCallParseStatus.MALFORMED_STRUCTURE)
     status = ToolCallParseStatus.UNCLOSED_BLOCK if piece.kind == "open_call" else ToolCallParseStatus.OK
     return ParsedToolCall(raw, name, arguments, piece.span, status)
@@ -489,13 +492,21 @@ def _recovered_arguments(raw: str) -> str:
 def _raw_arguments(call: ParsedToolCall) -> str:
     if call.arguments is None or call.arguments == "":
         return _recovered_arguments(call.raw)
-    return _arguments_text(call.arguments)
+    return _arguments_text(call.arguments, call.raw)
 
 
-def _arguments_text(arguments: object) -> str:
+def _arguments_text(arguments: object, raw: str | None = None) -> str:
+    """Return arguments as JSON text that UTF-8 can carry; out of `raw` where they nest too deeply to be written."""
     if isinstance(arguments, str):
-        return arguments
-    return json.dumps(arguments if arguments is not None else {}, ensure_ascii=False)
+        return well_formed(arguments)
+    value = arguments if arguments is not None else {}
+    try:
+        text = json.dumps(value, ensure_ascii=False)
+        return text if well_formed(text) == text else json.dumps(value)
+    except RecursionError:
+        if raw is None:
+            raise
+        return _recovered_arguments(raw)
 
 
 def _parsed_or_text(arguments: str) -> dict[str, object] | str:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 
-from clawgym_env.messages import ChatRequest, Completion, Json, Message, ToolCall, ToolSpec
+from clawgym_env.messages import ChatRequest, Completion, Json, Message, ToolCall, ToolSpec, well_formed
 
 Digest = bytes
 EMPTY: Digest = b""
@@ -255,7 +255,9 @@ def canonical_arguments(arguments: str) -> str:
     if not arguments.strip():
         return "{}"
     try:
-        return json.dumps(_plain_numbers(json.loads(arguments)), sort_keys=True, separators=(",", ":"))
+        value = _plain_numbers(json.loads(arguments))
+        # Half a surrogate pair goes out as an escape and comes back as U+FFFD.
+        return well_formed(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
     except (ValueError, RecursionError):
         return arguments
 
