@@ -7,6 +7,7 @@ reward of 0.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import shlex
@@ -19,6 +20,7 @@ from clawgym_env.grading.base import Grade, Grader, GraderLike
 from clawgym_env.grading.clawgym_reward import stock_checker, with_mean
 from clawgym_env.grading.function import FunctionGrader
 from clawgym_env.sandbox.base import ExecResult, Sandbox
+from clawgym_env.sandbox.threads import in_thread
 
 if TYPE_CHECKING:
     from clawgym_env.tasks.task import Task
@@ -39,12 +41,23 @@ for name in ("PYTHONSAFEPATH", "PYTHONPATH"):
 sys.path[:] = {folders!r} + [path for path in sys.path if path != os.path.dirname(__file__)]
 """
 
+# Whatever the agent left where a hidden file goes, a link above all, would carry the file elsewhere or keep it out.
+_MAKE_ROOM = """\
+while [ "$1" != -- ]; do
+    if [ -L "$1" ] || [ ! -d "$1" ]; then rm -rf -- "$1" || exit; fi
+    shift
+done
+exec rm -rf "$@"
+"""
+"""Arguments: parents of hidden files, shallow ones first; `--`; what is removed for good."""
+
 
 class CommandGrader:
     """Runs `task.grade_command` in the workspace; the last line of its stdout is the score.
 
-    A line before it that holds a JSON object of numbers gives the components. The top-level folders of the hidden
-    files (`reward/`) belong to the grader: what the agent put there is removed first. The environment variable
+    A line before it that holds a JSON object of numbers gives the components. The top-level folders that hold only
+    hidden files (`reward/`) belong to the grader, and so does every hidden file's own path: what the agent put there is
+    removed first. The environment variable
     `OPENCLAW_REWARD_PAYLOAD` names a JSON file with the answer (`final_message`), as ClawGym's own runner does.
     """
 
@@ -52,9 +65,9 @@ class CommandGrader:
         """Score the workspace found in `sandbox.spec.workdir`; see `Grader.grade`."""
         try:
             await _bring_in(task, sandbox, response)
+            stock = await in_thread(functools.partial(stock_checker, task))
         except (OSError, ValueError) as error:
             raise GraderError(f"Expected to bring in the hidden files of task {task.id!r}, got: {error}") from error
-        stock = stock_checker(task)
         result = await sandbox.exec(
             stock or task.grade_command,
             env={
@@ -73,12 +86,16 @@ async def _bring_in(task: Task, sandbox: Sandbox, response: str) -> None:
     hidden = [PurePosixPath(file.path) for file in task.hidden_files]
     shared = {PurePosixPath(file.path).parts[0] for file in task.files}
     owned = sorted({path.parts[0] for path in hidden if len(path.parts) > 1} - shared)
-    if owned:
-        removed = await sandbox.exec(["rm", "-rf", "--", *(f"{workdir}/{name}" for name in owned)])
-        if removed.exit_code != 0:
-            raise OSError(f"{', '.join(owned)} could not be emptied: {removed.stderr.decode(errors='replace').strip()}")
+    beside = [path for path in hidden if path.parts[0] not in owned]
+    parents = {parent for path in beside for parent in path.parents if parent.parts}
+    argv = [*(f"./{path}" for path in sorted(parents, key=lambda path: len(path.parts))), "--"]
+    argv += [f"./{path}" for path in (*owned, *beside)]
+    removed = await sandbox.exec(["sh", "-c", _MAKE_ROOM, "sh", *argv])
+    if removed.exit_code != 0:
+        raise OSError(f"their places could not be emptied: {removed.stderr.decode(errors='replace').strip()}")
     for file in task.hidden_files:
-        await sandbox.write_file(f"{workdir}/{file.path}", file.read(), mode=0o755 if file.executable else 0o644)
+        data = await in_thread(file.read) if file.source else file.read()
+        await sandbox.write_file(f"{workdir}/{file.path}", data, mode=0o755 if file.executable else 0o644)
     folders = sorted({f"{workdir}/{path.parent}" for path in hidden if path.parts[0] in owned})
     hook = _HOOK.format(folders=folders)
     payload = {

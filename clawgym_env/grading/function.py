@@ -1,12 +1,14 @@
 """A plain Python function as grader.
 
-Made by `as_grader`. The function runs on the host, in a thread, over a throw-away copy of the workspace. Invariant:
-what it raises or returns beyond a number in [0, 1] is a `GraderError`.
+Made by `as_grader`. The function runs on the host, in a thread of its own, over a throw-away copy of the workspace.
+Invariant: what it raises or returns beyond a number in [0, 1] is a `GraderError`; one that hangs delays nobody else.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, SupportsFloat
 from clawgym_env.errors import GraderError
 from clawgym_env.grading.base import Grade
 from clawgym_env.sandbox.base import Sandbox
+from clawgym_env.sandbox.threads import in_thread
 
 if TYPE_CHECKING:
     from clawgym_env.tasks.task import Task
@@ -32,21 +35,31 @@ class FunctionGrader:
     async def grade(self, task: Task, sandbox: Sandbox, response: str) -> Grade:
         """Score a host copy of the workspace; see `Grader.grade`. A function that hangs cannot be killed, only left."""
         name = getattr(self.function, "__name__", repr(self.function))
-        with tempfile.TemporaryDirectory(prefix="clawgym-grade-", ignore_cleanup_errors=True) as folder:
+        folder = tempfile.mkdtemp(prefix="clawgym-grade-")
+        try:
             workspace = Path(folder) / "workspace"
             await sandbox.copy_out(sandbox.spec.workdir, workspace)
-            try:
-                call = asyncio.to_thread(self.function, task, workspace)
-                value: object = await asyncio.wait_for(call, task.limits.grader_s)
-            except TimeoutError as error:
-                raise GraderError(
-                    f"Expected {name} to score task {task.id!r} within {task.limits.grader_s:g} s, got no end. "
-                    f"Raise limits.grader_s or make it faster."
-                ) from error
-            except Exception as error:
-                raise GraderError(
-                    f"Expected {name} to score task {task.id!r}, got {type(error).__name__}: {error}"
-                ) from error
+            value = await self._score(name, task, workspace)
+        finally:
+            await in_thread(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         if not isinstance(value, SupportsFloat) or isinstance(value, str):
             raise GraderError(f"Expected {name} to return a number in [0, 1] for task {task.id!r}, got {value!r}.")
         return Grade(float(value))
+
+    async def _score(self, name: str, task: Task, workspace: Path) -> object:
+        call = in_thread(functools.partial(self.function, task, workspace))
+        try:
+            done, _ = await asyncio.wait({call}, timeout=task.limits.grader_s)
+        finally:
+            call.cancel()
+        if not done:
+            raise GraderError(
+                f"Expected {name} to score task {task.id!r} within {task.limits.grader_s:g} s, got no end. "
+                f"Raise limits.grader_s or make it faster."
+            )
+        try:
+            return call.result()
+        except Exception as error:
+            raise GraderError(
+                f"Expected {name} to score task {task.id!r}, got {type(error).__name__}: {error}"
+            ) from error

@@ -15,50 +15,87 @@ from typing import BinaryIO
 _HEADER = struct.Struct("<cIqQI")
 """kind, mode, mtime in ns, number of data bytes, length of the path."""
 _CHUNK = 1 << 20
-_MAX_PATH = 4096
+_BLOCK = 4096
+_MAX_PATH = 3072
+"""Leaves a KiB of Linux's 4096 bytes to the folder that the stream is unpacked into."""
+_MAX_DEPTH = 100
+"""Far below what `shutil.rmtree` and `os.walk`, which recurse, can take."""
 MAX_ENTRIES = 100_000
 
 
-def pack(folder: str, output: BinaryIO, *, max_bytes: int) -> None:
+def pack(folder: str, output: BinaryIO, *, max_bytes: int, make_readable: bool = False) -> None:
     """Write the contents of `folder`: links as links, anything special left out.
 
-    A file that would bring the total over `max_bytes` is left out and counted in the last header.
+    Total over whatever an agent can leave: no folder packs as an empty one; what cannot be read, lies too deep or
+    would bring the total over `max_bytes` is left out and counted in the last header.
+
+    Args:
+        max_bytes: bound on the blocks that the copy takes on a disk, with one block per entry.
+        make_readable: give the owner of what is packed, and of the folders above it, the right to read it.
     """
     left, entries, skipped = max_bytes, 0, 0
-    pending = [""]
-    os.stat(folder)
+    if make_readable:
+        _open_up(folder)
+    pending = [""] if os.path.isdir(folder) else []
     while pending:
         parent = pending.pop()
-        with os.scandir(os.path.join(folder, parent)) as found:
-            children = sorted(found, key=lambda entry: entry.name)
-        for entry in children:
+        children = []
+        try:
+            with os.scandir(os.path.join(folder, parent)) as found:
+                for entry in found:
+                    if entries < MAX_ENTRIES:
+                        children.append(entry)
+                        entries += 1
+                    else:
+                        skipped += 1
+        except OSError:
+            skipped += 1
+        for entry in sorted(children, key=lambda entry: entry.name):
             path = os.path.join(parent, entry.name)
-            info = entry.stat(follow_symlinks=False)
             raw = os.fsencode(path)
-            entries += 1
-            if entries > MAX_ENTRIES or len(raw) > _MAX_PATH:
-                skipped += 1
-            elif stat.S_ISDIR(info.st_mode):
-                output.write(_HEADER.pack(b"d", info.st_mode & 0o777, info.st_mtime_ns, 0, len(raw)) + raw)
-                pending.append(path)
-            elif stat.S_ISLNK(info.st_mode):
-                target = os.fsencode(os.readlink(entry.path))
-                output.write(_HEADER.pack(b"l", 0, info.st_mtime_ns, len(target), len(raw)) + raw + target)
-            elif not stat.S_ISREG(info.st_mode):
-                continue
-            elif info.st_size > left:
-                skipped += 1
-            else:
-                try:
-                    source = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-                except OSError:
-                    skipped += 1
+            source = -1
+            try:
+                info = entry.stat(follow_symlinks=False)
+                is_folder, is_link = stat.S_ISDIR(info.st_mode), stat.S_ISLNK(info.st_mode)
+                if not (is_folder or is_link or stat.S_ISREG(info.st_mode)):
                     continue
-                left -= info.st_size
-                output.write(_HEADER.pack(b"f", info.st_mode & 0o777, info.st_mtime_ns, info.st_size, len(raw)) + raw)
-                _copy_exactly(source, output, info.st_size)
+                size = 0 if is_folder else info.st_size
+                cost = _BLOCK + -(-size // _BLOCK) * _BLOCK
+                if len(raw) > _MAX_PATH or path.count("/") >= _MAX_DEPTH or cost > left:
+                    raise OSError
+                needed = stat.S_IRWXU if is_folder else stat.S_IRUSR
+                if make_readable and not is_link and info.st_mode & needed != needed:
+                    os.chmod(entry.path, stat.S_IMODE(info.st_mode) | needed)
+                target = os.fsencode(os.readlink(entry.path)) if is_link else b""
+                if len(target) > _MAX_PATH:
+                    raise OSError
+                if not (is_folder or is_link):
+                    source = os.open(entry.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except OSError:
+                skipped += 1
+                continue
+            left -= cost
+            if is_link:
+                output.write(_HEADER.pack(b"l", 0, info.st_mtime_ns, len(target), len(raw)) + raw + target)
+                continue
+            kind = b"d" if is_folder else b"f"
+            output.write(_HEADER.pack(kind, info.st_mode & 0o777, info.st_mtime_ns, size, len(raw)) + raw)
+            if is_folder:
+                pending.append(path)
+            else:
+                _copy_exactly(source, output, size)
     output.write(_HEADER.pack(b"e", 0, 0, skipped, 0))
     output.flush()
+
+
+def _open_up(folder: str) -> None:
+    """Make `folder` and those above it readable, as far as they are ours."""
+    for end in [at for at, letter in enumerate(folder) if letter == "/" and at] + [len(folder)]:
+        try:
+            if not os.access(folder[:end], os.R_OK | os.X_OK):
+                os.chmod(folder[:end], 0o700)
+        except OSError:
+            return
 
 
 def _copy_exactly(source: int, output: BinaryIO, size: int) -> None:
@@ -93,8 +130,8 @@ def unpack(source: BinaryIO, folder: str, *, origin: str, max_bytes: int) -> int
             raise ValueError(f"Expected a path of at most {_MAX_PATH} bytes, got {max(path_length, size)}.")
         relative = os.fsdecode(_read_exactly(source, path_length))
         parts = relative.split("/")
-        if "\0" in relative or any(part in ("", ".", "..") for part in parts):
-            raise ValueError(f"Expected a relative path without '..', got {relative!r}.")
+        if "\0" in relative or len(parts) > _MAX_DEPTH or any(part in ("", ".", "..") for part in parts):
+            raise ValueError(f"Expected a relative path without '..', got {relative[:200]!r}.")
         path = os.path.join(root, relative)
         # Links are made last: until then no folder on the way can lead out.
         if kind == b"l":
@@ -127,7 +164,7 @@ def _write_file(source: BinaryIO, path: str, mode: int, mtime_ns: int, size: int
             view = memoryview(data)
             while view:
                 view = view[file.write(view) :]
-        os.fchmod(target, mode)
+        os.fchmod(target, mode | 0o400)  # a checker must be able to read whatever the agent left
         os.utime(target, ns=(mtime_ns, mtime_ns))
 
 
@@ -137,18 +174,20 @@ def _make_links(links: list[tuple[str, str]], root: str, origin: str) -> None:
     Only the finished tree tells where a link leads: one harmless link can carry another out.
     """
     made = []
+    # All folders before the first link: no folder may be made, nor link put, through a link.
+    for path, _ in links:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
     for path, target in links:
         if target.startswith(origin.rstrip("/") + "/"):
             inside = os.path.join(root, target[len(origin.rstrip("/")) + 1 :])
             target = os.path.relpath(inside, os.path.dirname(path))
         try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
             os.symlink(target, path)
         except (OSError, ValueError):
             continue
         made.append(path)
     while True:
-        out = [path for path in made if not _is_inside(os.path.realpath(path), root)]
+        out = {path for path in made if not _is_inside(os.path.realpath(path), root)}
         if not out:
             return
         for path in out:

@@ -27,6 +27,7 @@ from clawgym_env.sandbox.control import Control, Job
 from clawgym_env.sandbox.limits import Capabilities, ControlGroup, ControlGroups, rlimits
 from clawgym_env.sandbox.pipes import InputPipe, OutputPipe
 from clawgym_env.sandbox.seccomp import seccomp_filter
+from clawgym_env.sandbox.threads import in_thread
 
 _logger = logging.getLogger(__name__)
 
@@ -140,27 +141,36 @@ class LocalSandbox:
         limit = 1 << 40  # the sandbox's disk is the limit
 
         def feed(pipe: BinaryIO) -> None:
+            os.listdir(source)  # packing takes anything, but a missing folder here is the caller's mistake
             folder_stream.pack(str(source), pipe, max_bytes=limit)
 
         job: Job = ("unpack", (self._resolve(target), str(source), limit))
         await self._stream(job, target, feed=feed)
 
     async def copy_out(self, source: str, target: Path) -> None:
-        """Copy a sandbox folder's contents out, at most `spec.disk_mb`; see `Sandbox.copy_out`.
+        """Copy a sandbox folder's contents out; see `Sandbox.copy_out`.
 
-        A file that does not fit that bound (a sparse one, say) is left out with a warning.
+        What an agent did to its folder is never an error: a folder that is gone comes out empty. A file that no right
+        makes readable, or that would bring the copy over 90 % of `spec.disk_mb` (a sparse one, say), is left out with a
+        warning: the copy goes into a sandbox of the same size, and the grader's own files go beside it.
+
+        Raises:
+            SandboxError: the sandbox or the disk of this machine failed.
         """
-        limit = self._spec.disk_mb << 20
+        limit = (self._spec.disk_mb << 20) * 9 // 10
         origin = self._resolve(source)
 
         def fetch(pipe: BinaryIO) -> None:
             try:
                 skipped = folder_stream.unpack(pipe, str(target), origin=origin, max_bytes=limit)
-            except ValueError as error:
-                raise SandboxError(f"Expected the contents of {source}: {error}") from error
+            except (ValueError, OSError) as error:
+                raise SandboxError(f"Expected the contents of {source} in {target}, got: {error}") from error
             if skipped:
                 _logger.warning(
-                    "Left %d files of %s behind: unreadable, or over %d MB together.", skipped, source, limit >> 20
+                    "Left %d files of %s behind: unreadable, too deep, or over %d MB together.",
+                    skipped,
+                    source,
+                    limit >> 20,
                 )
 
         await self._stream(("pack", (origin, origin, limit)), source, fetch=fetch)
@@ -324,12 +334,14 @@ class LocalSandbox:
             finally:
                 for fd in (theirs, null, stderr_write):
                     os.close(fd)
-            worker = asyncio.ensure_future(asyncio.to_thread(work))
+            worker = in_thread(work)
             try:
                 code, timed_out = await self._wait(job_id, exit_code, _COPY_TIMEOUT_S)
             finally:
                 # The job is over or killed, so the thread meets the end of its pipe.
                 (failure,) = await asyncio.shield(asyncio.gather(worker, return_exceptions=True))
+            if failure is not None and code >= 0 and not timed_out:
+                raise failure  # the other side only met the end of the pipe
             _checked(ExecResult(code, b"", stderr.take(), timed_out), path)
             if failure is not None:
                 raise failure

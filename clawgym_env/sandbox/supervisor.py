@@ -214,9 +214,11 @@ def read_file(path: str, max_bytes: int) -> None:
 
 
 def write_file(path: str, mode: int) -> None:
-    """Copy stdin to a file."""
+    """Copy stdin to a file; a link in its place is replaced, never followed."""
     os.makedirs(os.path.dirname(path) or "/", exist_ok=True)
-    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK, 0o600)
+    if os.path.islink(path):
+        os.unlink(path)
+    target = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
     while data := os.read(0, 1 << 20):
         _write_all(target, data)
     os.fchmod(target, mode)
@@ -228,7 +230,7 @@ def copy_folder(kind: str, folder: str, origin: str, max_bytes: int) -> None:
 
     if kind == "pack":
         with open(1, "wb") as output:
-            folder_stream.pack(folder, output, max_bytes=max_bytes)
+            folder_stream.pack(folder, output, max_bytes=max_bytes, make_readable=True)
     else:
         with open(0, "rb") as source:
             folder_stream.unpack(source, folder, origin=origin, max_bytes=max_bytes)

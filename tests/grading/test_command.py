@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -247,6 +248,36 @@ def test_what_a_function_raises_or_returns_amiss_is_an_error(tmp_path: Path) -> 
         (tmp_path / str(index)).mkdir()
         with pytest.raises(GraderError, match=message):
             function_grade(function, tmp_path / str(index))
+
+
+def test_functions_that_hang_are_errors_and_delay_nobody_else(tmp_path: Path) -> None:
+    ever = threading.Event()
+    (tmp_path / "workspace").mkdir()
+
+    async def main() -> tuple[list[BaseException | Grade], int]:
+        sandbox = FolderSandbox(tmp_path / "workspace")
+        grader, task = FunctionGrader(lambda task, workspace: float(ever.wait())), shell_task("", grader_s=0.05)
+        hung = await asyncio.gather(
+            *(grader.grade(task, sandbox, "") for _ in range(40)),  # type: ignore[arg-type]
+            return_exceptions=True,
+        )
+        return hung, await asyncio.to_thread(int, "1")
+
+    try:
+        hung, one = asyncio.run(main())
+    finally:
+        ever.set()
+    assert one == 1
+    assert all(isinstance(error, GraderError) and "within 0.05 s, got no end" in str(error) for error in hung)
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), StopIteration(), TimeoutError("mine")])
+def test_no_exception_of_a_function_ends_more_than_its_grade(error: BaseException, tmp_path: Path) -> None:
+    def function(task: Task, workspace: Path) -> float:
+        raise error
+
+    with pytest.raises(GraderError, match=type(error).__name__):
+        function_grade(function, tmp_path)
 
 
 def test_as_grader_takes_none_a_function_or_a_grader() -> None:

@@ -10,7 +10,7 @@ import pytest
 from clawgym_env.grading import Grade, GraderLike, as_grader
 from clawgym_env.sandbox.base import WORKDIR, SandboxSpec
 from clawgym_env.sandbox.local import LocalBackend
-from clawgym_env.tasks import Task, load_clawgym
+from clawgym_env.tasks import Task, TaskFile, load_clawgym
 from clawgym_env.tasks.bundled import families
 
 CLAWGYM_REWARD = f"""#!/usr/bin/env bash
@@ -64,6 +64,49 @@ def test_plants_do_not_reach_the_grader_in_a_sandbox(clawgym_task: Task) -> None
     cheat = "import os\nos.write(1, b'1.0\\n')\nos._exit(0)\n"
     plants = dict.fromkeys(("json.py", "sitecustomize.py", "reward/pathlib.py", "python3"), cheat)
     assert grade(clawgym_task, plants).reward == 0.5
+
+
+COMPARE = b"print(float(open('answer.txt').read() == open('data/expected.txt').read()))\n"
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize(
+    "script",
+    [
+        "mkdir -p data; ln -s ../answer.txt data/expected.txt",
+        "rm -rf data; mkdir deep; ln -s deep data; ln -s ../answer.txt deep/expected.txt",
+        "rm -rf data; echo x > data",
+        "rm -rf data; ln -s nowhere data",
+        "mkdir -p data/expected.txt/full",
+        "mkdir -p data; mkfifo data/expected.txt",
+        "mkdir -p data; ln -s ../top.txt data/expected.txt; ln -s answer.txt top.txt",
+        "ln -s answer.txt top.txt",
+        "mkdir -p top.txt/full",
+    ],
+)
+def test_nothing_in_the_place_of_a_hidden_file_fools_the_grader(script: str, shared: bool) -> None:
+    task = Task(
+        id="t",
+        instruction="",
+        files=(TaskFile(path="data/in.txt", data=b"1"),) if shared else (),
+        hidden_files=(
+            TaskFile(path="data/expected.txt", data=b"secret"),
+            TaskFile(path="top.txt", data=b"secret"),
+            TaskFile(path="reward/check.py", data=COMPARE),
+        ),
+        grade_command=("python3", "reward/check.py"),
+    )
+
+    async def run() -> Grade:
+        async with await LocalBackend().open(SandboxSpec(workdir=task.workdir)) as sandbox:
+            for file in task.files:
+                await sandbox.write_file(file.path, file.read())
+            assert (await sandbox.exec(["sh", "-c", f"touch answer.txt; {script}"])).exit_code == 0
+            grade = await as_grader(None).grade(task, sandbox, "")
+            assert await sandbox.read_file("top.txt") == await sandbox.read_file("data/expected.txt") == b"secret"
+            return grade
+
+    assert asyncio.run(run()).reward == 0.0
 
 
 def test_a_bundled_task_is_graded_in_a_sandbox() -> None:

@@ -98,9 +98,11 @@ def test_links_that_lead_out_only_together_are_removed(tmp_path: Path) -> None:
     assert set(tree(tmp_path)) == {"d", "d/e", "d/e/top", "fine", "loop"}
 
 
-def test_setuid_goes_and_folders_stay_deletable(tmp_path: Path) -> None:
-    unpack(entry(b"d", b"d", mode=0o000) + entry(b"f", b"d/f", b"x", mode=0o6755) + END, tmp_path)
+def test_setuid_goes_and_all_stays_readable_and_folders_deletable(tmp_path: Path) -> None:
+    files = entry(b"f", b"d/f", b"x", mode=0o6755) + entry(b"f", b"d/unreadable", b"x", mode=0o000)
+    unpack(entry(b"d", b"d", mode=0o000) + files + END, tmp_path)
     assert (tmp_path / "d" / "f").stat().st_mode & 0o7777 == 0o755
+    assert (tmp_path / "d" / "unreadable").stat().st_mode & 0o7777 == 0o400
     assert (tmp_path / "d").stat().st_mode & 0o7777 == 0o700
 
 
@@ -108,9 +110,48 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     source.mkdir()
     (source / "a").write_bytes(bytes(600))
-    (source / "b").write_bytes(bytes(600))
+    (source / "b").write_bytes(bytes(4097))
     (source / "c").write_bytes(bytes(300))
-    stream = io.BytesIO()
-    folder_stream.pack(str(source), stream, max_bytes=1000)
-    assert unpack(stream.getvalue(), target) == 1
+    (source / "d").mkdir()
+    assert unpack(packed(source, max_bytes=4 * 4096), target) == 2
     assert {path.name for path in target.iterdir()} == {"a", "c"}
+
+
+def packed(source: Path, *, max_bytes: int = LIMIT) -> bytes:
+    stream = io.BytesIO()
+    folder_stream.pack(str(source), stream, max_bytes=max_bytes, make_readable=True)
+    return stream.getvalue()
+
+
+def test_no_folder_packs_as_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert packed(tmp_path / "gone") == packed(tmp_path / "file") == END
+
+
+def test_paths_too_deep_or_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    deep = source.joinpath("deep", *"x" * 150)
+    wide = source.joinpath("long", *["y" * 250] * 13)
+    for folder in (deep, wide):
+        folder.mkdir(parents=True)
+    (source / "link").symlink_to("z" * 4000)
+    assert unpack(packed(source), target) == 3
+    assert {path.name for path in target.iterdir()} == {"deep", "long"}
+    assert len(list((target / "deep").rglob("x"))) == 99
+
+
+def test_entries_beyond_the_limit_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    source.mkdir()
+    for index in range(5):
+        (source / str(index)).touch()
+    monkeypatch.setattr(folder_stream, "MAX_ENTRIES", 3)
+    assert unpack(packed(source), target) == 2
+    assert len(list(target.iterdir())) == 3
+
+
+def test_no_link_is_put_through_a_link(tmp_path: Path) -> None:
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    unpack(entry(b"l", b"a", str(outside).encode()) + entry(b"l", b"a/b", b"x") + END, target)
+    assert list(outside.iterdir()) == []

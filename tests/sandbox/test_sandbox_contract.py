@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import shutil
 import socket
 import stat
 import time
@@ -324,7 +325,7 @@ def test_folders_go_in_and_come_out_unchanged(in_sandbox: InSandbox, tmp_path: P
         await sandbox.copy_in(source, f"{WORKDIR}/sub")
         await sandbox.copy_out("sub", target)
         with pytest.raises(FileNotFoundError):
-            await sandbox.copy_out("missing", target)
+            await sandbox.copy_in(tmp_path / "missing", "sub")
 
     in_sandbox(body)
     found = {path.relative_to(target) for path in target.rglob("*")}
@@ -355,6 +356,72 @@ import socket; socket.socket(socket.AF_UNIX).bind("sock")'
     assert (target / "absolute").read_text() == "ok\n"
     assert not os.readlink(target / "absolute").startswith("/")
     assert "Left 1 files" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("script", "left"),
+    [
+        (f"cd /; rm -rf {WORKDIR}", set()),
+        (f"cd /; rm -rf {WORKDIR}; echo x > {WORKDIR}", set()),
+        (f"cd /; rm -rf {WORKDIR}; ln -s {WORKDIR} {WORKDIR}", set()),
+        ("mkdir d; touch d/f; chmod 000 d/f d . /root/.openclaw /root", {"d", "d/f"}),
+        ("mkdir d; touch d/f; chmod 400 d", {"d", "d/f"}),
+        ('python3 -c \'import os\nfor i in range(60): os.mkdir("a" * 200); os.chdir("a" * 200)\'', None),
+        ('python3 -c \'import os\nfor i in range(3000): os.mkdir("a"); os.chdir("a")\'', None),
+        ("ln -s $(head -c 4000 /dev/zero | tr '\\0' x) link; touch f", {"f"}),
+    ],
+)
+def test_whatever_an_agent_does_to_its_workspace_it_comes_out(
+    in_sandbox: InSandbox, tmp_path: Path, script: str, left: set[str] | None
+) -> None:
+    target = tmp_path / "target"
+
+    async def body(sandbox: Sandbox) -> None:
+        assert (await sandbox.exec(["sh", "-c", script])).exit_code == 0
+        await sandbox.kill_all()
+        await sandbox.copy_out(WORKDIR, target)
+
+    in_sandbox(body)
+    found = {str(path.relative_to(target)) for path in target.rglob("*")}
+    assert found == left or (left is None and found)
+    assert all(path.read_bytes() == b"" for path in target.rglob("f"))
+    shutil.rmtree(target)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        "truncate -s 8M a b",
+        "head -c 14M /dev/zero > a; head -c 1900K /dev/zero > b",
+        'python3 -c \'for i in range(3900): open(str(i), "w").write("x")\'',
+    ],
+)
+def test_what_comes_out_fits_into_a_fresh_sandbox_with_room_to_spare(
+    backend: SandboxBackend, tmp_path: Path, script: str
+) -> None:
+    async def main() -> None:
+        spec = SandboxSpec(disk_mb=16)
+        full, fresh = await backend.open(spec), await backend.open(spec)
+        try:
+            assert (await full.exec(["sh", "-c", script])).exit_code == 0
+            await full.copy_out(WORKDIR, tmp_path / "target")
+            await fresh.copy_in(tmp_path / "target", WORKDIR)
+            await fresh.write_file("hidden", bytes(3 << 19))
+        finally:
+            await asyncio.gather(full.close(), fresh.close())
+
+    asyncio.run(main())
+    assert any((tmp_path / "target").iterdir())
+
+
+def test_a_written_file_replaces_a_link(in_sandbox: InSandbox) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        await sandbox.exec(["sh", "-c", "echo old > other; ln -s other link"])
+        await sandbox.write_file("link", b"new")
+        assert await sandbox.read_file("other") == b"old\n"
+        assert await sandbox.read_file("link") == b"new"
+
+    in_sandbox(body)
 
 
 def test_the_host_is_invisible(in_sandbox: InSandbox, tmp_path: Path) -> None:
