@@ -66,15 +66,15 @@ def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
         return spec
     name, _, query = spec.partition("?")
     made = _resolve("harness", name, HARNESSES)
-    if not (isinstance(made, type) and issubclass(made, HarnessAdapter)):
-        raise ClawGymError(f"Expected {name!r} to be a class of HarnessAdapter, got {made!r}.")
     options = {key: _option(value) for key, value in parse_qsl(query, keep_blank_values=True)}
-    known = inspect.signature(made).parameters
-    if unknown := sorted(set(options) - set(known)):
+    if options and (unknown := sorted(options.keys() - (known := inspect.signature(made).parameters))):
         raise ClawGymError(
             f"Expected options of harness {name!r} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
         )
-    return made(**options)
+    harness = made(**options)
+    if not isinstance(harness, HarnessAdapter):
+        raise ClawGymError(f"Expected {name!r} to make a HarnessAdapter, got {type(harness).__name__}.")
+    return harness
 
 
 def backend(spec: str | SandboxBackend) -> SandboxBackend:

@@ -42,5 +42,5 @@ def test_the_oracle_is_named_but_needs_its_steps() -> None:
 
 
 def test_an_import_path_to_something_else_is_refused() -> None:
-    with pytest.raises(ClawGymError, match="to be a class of HarnessAdapter"):
+    with pytest.raises(ClawGymError, match="to make a HarnessAdapter, got dict"):
         registry.adapter("builtins:dict")
