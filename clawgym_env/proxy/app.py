@@ -8,6 +8,7 @@ routes are not here.
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -32,8 +33,11 @@ if TYPE_CHECKING:
 
     from clawgym_env.harness import HarnessAdapter
 
-MAX_BODY = 256 << 20
-"""Bytes of one request body."""
+logger = logging.getLogger(__name__)
+
+MAX_BODY = 32 << 20
+"""Bytes of one request body. A history of 128k tokens is under 1 MB of text; what remains is for images, which are
+read as placeholders."""
 WORKERS = 4
 """Threads that parse and tokenise."""
 
@@ -127,17 +131,15 @@ class ProxyServer:
             await self._route(connection, cast("RolloutSession | None", scope["state"]["session"]))
         except ClientGone:
             return
+        except Exception:  # the boundary: cut, so that no client waits for an answer that has broken
+            logger.exception("A request could not be answered.")
+            await connection.reset()
         finally:
             await connection.close()
 
     async def _route(self, connection: Connection, only: RolloutSession | None) -> None:
         key, rest = split_path(connection.path)
         dialect = _dialect_of(connection, rest)
-        try:
-            body = await connection.read_body(MAX_BODY)
-        except BodyTooLarge as error:
-            await _refuse(connection, dialect, "too_large", str(error))
-            return
         session = self._sessions.get(key)
         if session is None or (only is not None and session is not only):
             await _refuse(
@@ -150,7 +152,11 @@ class ProxyServer:
             await _refuse(connection, dialect, "not_found", message)
         else:
             try:
-                await _call(connection, dialect, session, body, count=rest.endswith("count_tokens"))
+                async with session.body_room(connection.body_bound(MAX_BODY)):
+                    body = await connection.read_body(MAX_BODY)
+                    await _call(connection, dialect, session, body, count=rest.endswith("count_tokens"))
+            except BodyTooLarge as error:
+                await _refuse(connection, dialect, "too_large", str(error))
             except ProxyError as error:
                 await _refuse(connection, dialect, "invalid_request", str(error))
             except SessionClosed as error:

@@ -57,6 +57,13 @@ class Connection:
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._watcher: asyncio.Task[None] | None = None
 
+    def body_bound(self, limit: int) -> int:
+        """Return how many bytes the body can have at most: what is declared, or `limit` where nothing is."""
+        declared = self.headers.get("content-length", "")
+        if declared.isdecimal():
+            return min(int(declared), limit)
+        return limit if "transfer-encoding" in self.headers else 0
+
     async def read_body(self, limit: int) -> bytes:
         """Return the whole body and begin to watch for the client's leaving.
 

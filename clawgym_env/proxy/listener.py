@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _KEEP_ALIVE_S = 3600
 """Harnesses pool connections and run tools for minutes between two calls."""
+MAX_CONNECTIONS = 64
+"""Per listener inside a sandbox. More are closed at once: the agent's own code could open any number."""
+MAX_HEAD = 1 << 20
+"""Bytes of one request beside its body."""
 _HANDLER_END_S = 5.0
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
@@ -34,6 +38,28 @@ class PeerProtocol(HttpToolsProtocol):
         super().__init__(config, server_state, {"session": session, "peer": self})
         self.access_log = False
         self._broken = False
+        self._private = session is not None
+        self._head_bytes = 0
+        """Received for the current request beside its body."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if self._private and len(self.connections) > MAX_CONNECTIONS:
+            self.reset()
+
+    def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes > MAX_HEAD:
+            self.reset()
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes -= len(body)
+        super().on_body(body)
 
     def connection_lost(self, exc: Exception | None) -> None:
         # A lost connection has no buffer any more; with an exception its bytes never left.

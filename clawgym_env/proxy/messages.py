@@ -169,7 +169,7 @@ def render_completion(completion: Completion) -> bytes:
             content.append({"type": "text", "text": call.arguments})
         content.append({"type": "tool_use", "id": call.id, "name": call.name, "input": arguments or {}})
     body = _envelope(completion.id, completion.model, completion.prompt_tokens, completion.completion_tokens)
-    return orjson.dumps({**body, "content": content, **_stop(completion)})
+    return wire.write_json({**body, "content": content, **_stop(completion)})
 
 
 def opening_event(completion_id: str, request: ChatRequest, prompt_tokens: int) -> bytes:

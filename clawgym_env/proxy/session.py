@@ -13,9 +13,9 @@ import hashlib
 import logging
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -43,6 +43,9 @@ STARVED_BUDGET = 16
 """Clients whose window is nearly full ask for 1 token; a reply under such a budget is no fair sample."""
 OFF_LOOP_BYTES = 4096
 """Bodies above this are parsed and rendered on a worker thread."""
+MAX_BODY_BYTES = 64 << 20
+"""Of all request bodies of one rollout that are being answered; further ones wait unread. An agent's own code may
+send what it likes to its key, and must not fill the controller's memory."""
 MAX_OVERFLOWS = 32
 """Refusals in a row after which the rollout is over: OpenHands condenses and retries for ever."""
 REQUEST_LOG = 256
@@ -135,6 +138,8 @@ class RolloutSession:
         self.exhausted: asyncio.Future[StopReason] = asyncio.get_running_loop().create_future()
         """Resolves when a budget is spent (or the engine is lost) and the harness should be ended."""
         self.closed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.window_cut = False
+        """Whether the latest call's reply was cut because prompt and reply filled the window."""
         self.engine_error: ClawGymError | None = None
         """The failure of our own that some call could not be answered for."""
         self.last_request_at: float | None = None
@@ -159,6 +164,8 @@ class RolloutSession:
         self._counters = _Counters()
         self._joinable: dict[bytes, PendingCall] = {}
         self._pending: set[PendingCall] = set()
+        self._body_bytes = 0
+        self._waiting_bodies: list[asyncio.Future[None]] = []
         self._spent: StopReason | None = None
         self._started_at: float | None = None
         self._changed_at = time.monotonic()
@@ -197,13 +204,40 @@ class RolloutSession:
             The canonical request and its digest: equal digests are the same request.
 
         Raises:
-            ProxyError: the body is no request of this dialect.
+            ProxyError: the body is no request of this dialect, or nests too deeply.
         """
-        request = dialect.parse_request(body)
-        if self._adapter is not None:
-            request = self._adapter.rewrite(request)
-        parts = (request.dialect, request.model, request.messages, request.tools, request.max_tokens, request.stop)
-        return request, hashlib.blake2b(orjson.dumps(parts), digest_size=16).digest()
+        with _bounded_depth():
+            request = dialect.parse_request(body)
+            if self._adapter is not None:
+                request = self._adapter.rewrite(request)
+            parts = (request.dialect, request.model, request.messages, request.tools, request.max_tokens, request.stop)
+            try:
+                data = orjson.dumps(parts)
+            except TypeError:  # nested deeper than orjson writes
+                data = repr(parts).encode()
+        return request, hashlib.blake2b(data, digest_size=16).digest()
+
+    @asynccontextmanager
+    async def body_room(self, size: int) -> AsyncIterator[None]:
+        """Wait until a request body of at most `size` bytes fits beside those in flight, and keep its place.
+
+        Raises:
+            SessionClosed: the rollout is over.
+        """
+        while self._body_bytes and self._body_bytes + size > MAX_BODY_BYTES and not self.closed.done():
+            freed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            self._waiting_bodies.append(freed)
+            await asyncio.wait({freed, self.closed}, return_when=asyncio.FIRST_COMPLETED)
+        self._require_open()
+        self._body_bytes += size
+        try:
+            yield
+        finally:
+            self._body_bytes -= size
+            waiting, self._waiting_bodies = self._waiting_bodies, []
+            for freed in waiting:
+                if not freed.done():
+                    freed.set_result(None)
 
     def submit(
         self, request: ChatRequest, digest: bytes, headers: Mapping[str, str], *, size: int
@@ -271,8 +305,7 @@ class RolloutSession:
         """Return how many prompt tokens a request would have. Records nothing."""
         self._require_open()
         async with self._building:
-            prepare = functools.partial(self._builder.prepare, request, headers, arrived_s=self._clock())
-            prepared = await self.off_loop(prepare, size)
+            prepared = await self._prepare(request, headers, arrived_s=self._clock(), size=size)
         return len(prepared.prompt_token_ids)
 
     async def settle(self, *, quiet_s: float = 0.2, timeout_s: float = 10.0) -> PrefixTree:
@@ -312,6 +345,7 @@ class RolloutSession:
             completion = await self._sample(call, headers, arrived_s=arrived_s, size=size)
         except ContextOverflow as overflow:
             self._counters.overflows_in_a_row += 1
+            self.window_cut = False
             call.fail(overflow)
             if self._counters.overflows_in_a_row >= MAX_OVERFLOWS:
                 self._spend(StopReason.CONTEXT_LENGTH)
@@ -320,13 +354,16 @@ class RolloutSession:
         except Exception as error:  # the boundary: whatever broke is ours and ends the rollout, never the server
             if not isinstance(error, EngineError):
                 logger.exception("A model call failed.")
-            self.engine_error = (
-                error if isinstance(error, ClawGymError) else EngineError(f"{type(error).__name__}: {error}")
-            )
-            call.fail(self.engine_error)
-            self._spend(StopReason.ENGINE_ERROR)
+            failure = error if isinstance(error, ClawGymError) else EngineError(f"{type(error).__name__}: {error}")
+            call.fail(failure)
+            self.fail(failure)
         else:
             call.completed.set_result(completion)
+
+    def fail(self, error: ClawGymError) -> None:
+        """Note a failure of our own: the rollout is over, and the harness is not to blame."""
+        self.engine_error = error
+        self._spend(StopReason.ENGINE_ERROR)
 
     def _ended(self, call: PendingCall, task: asyncio.Task[None]) -> None:
         """Tidy up when a call's task is over, cancelled ones (which may never have begun) included."""
@@ -340,8 +377,7 @@ class RolloutSession:
         self, call: PendingCall, headers: Mapping[str, str], *, arrived_s: float, size: int
     ) -> Completion:
         async with self._building:  # the builder is no concurrent structure, and prepare may run on a thread
-            prepare = functools.partial(self._builder.prepare, call.request, headers, arrived_s=arrived_s)
-            prepared = await self.off_loop(prepare, size)
+            prepared = await self._prepare(call.request, headers, arrived_s=arrived_s, size=size)
         prompt_tokens = len(prepared.prompt_token_ids)
         window = self.context_length - prompt_tokens
         if window < 1:
@@ -351,8 +387,10 @@ class RolloutSession:
         sampling = self._call_sampling(call.request, prepared, window)
         generation = await self._generate(prepared, sampling)
         generated_s = self._clock()
-        completion = self._complete(call, prepared, generation)
         budget = call.request.max_tokens
+        allowed = self._sampling.max_tokens if budget is None else min(self._sampling.max_tokens, budget)
+        self.window_cut = generation.finish_reason == "length" and window < allowed
+        completion = self._complete(call, prepared, generation)
         async with self._building:
             call.index = self._builder.commit(
                 prepared,
@@ -365,8 +403,22 @@ class RolloutSession:
         self._counters.calls += 1
         self._counters.sampled_tokens += len(generation.token_ids)
         if self._on_call is not None:
-            await self._on_call(self._builder.call(call.index))
+            try:
+                await self._on_call(self._builder.call(call.index))
+            except Exception as error:
+                raise EngineError(
+                    f"The rollout store did not take a call: {type(error).__name__}: {error}. Look at its disk."
+                ) from error
         return completion
+
+    async def _prepare(
+        self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float, size: int
+    ) -> PreparedCall:
+        def prepare() -> PreparedCall:
+            with _bounded_depth():
+                return self._builder.prepare(request, headers, arrived_s=arrived_s)
+
+        return await self.off_loop(prepare, size)
 
     def _call_sampling(self, request: ChatRequest, prepared: PreparedCall, window: int) -> SamplingParams:
         """Return the policy's own sampling, clamped to what is left, with a seed no other call of the rollout has."""
@@ -464,6 +516,15 @@ class RolloutSession:
         """Return an id of letters and digits only: some harnesses strip everything else."""
         name = repr((self.key, parts)).encode()
         return hashlib.blake2b(name, digest_size=12).hexdigest()
+
+
+@contextmanager
+def _bounded_depth() -> Iterator[None]:
+    """Turn what nests too deeply to be read into the client's error."""
+    try:
+        yield
+    except RecursionError as error:
+        raise ProxyError("Expected values of at most some hundred levels, got deeper ones.") from error
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:

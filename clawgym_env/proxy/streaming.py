@@ -7,11 +7,15 @@ error event, since harnesses keep partial text; what is replayed is already reco
 
 from __future__ import annotations
 
-from clawgym_env.errors import ClawGymError, ContextOverflow, ProxyError
+import logging
+
+from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
 from clawgym_env.messages import ChatRequest
 from clawgym_env.proxy.connection import ClientGone, Connection
 from clawgym_env.proxy.session import PendingCall, RolloutSession, SessionClosed
 from clawgym_env.proxy.wire import STATUS, WireDialect
+
+logger = logging.getLogger(__name__)
 
 
 async def answer(
@@ -22,6 +26,8 @@ async def answer(
     Raises:
         ClientGone: it left; the call goes on for whoever retries.
         ProxyError: the conversation cannot be rendered; nothing has been sent.
+
+    Whatever else breaks is ours: it is the session's `engine_error`, and the client's connection is cut.
     """
     with session.attached(call):
         try:
@@ -33,12 +39,16 @@ async def answer(
                 await _whole(connection, dialect, session=session, call=call)
         except SessionClosed:
             await connection.reset()
-        except ProxyError:
+        except (ClientGone, ProxyError):
             raise
         except ContextOverflow as overflow:
             await connection.reply(400, dialect.overflow_error(overflow))
         except ClawGymError as error:
             await connection.reply(STATUS["unavailable"], dialect.error_body("unavailable", str(error)))
+        except Exception as error:
+            logger.exception("A reply could not be written.")
+            session.fail(EngineError(f"A reply could not be written: {type(error).__name__}: {error}"))
+            await connection.reset()
 
 
 async def _whole(connection: Connection, dialect: WireDialect, *, session: RolloutSession, call: PendingCall) -> None:

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 import orjson
 
 from clawgym_env.errors import ContextOverflow, ProxyError
-from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message
+from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message, well_formed
 
 ErrorKind = Literal["invalid_request", "not_found", "too_large", "unavailable"]
 
@@ -64,17 +64,16 @@ def read_object(body: bytes) -> dict[str, Json]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        value = _read_lone_surrogates(body, error)
+        value = _read_leniently(body, error)
     if not isinstance(value, dict):
         raise ProxyError(f"Expected a JSON object as body, got {type_name(value)}.")
     return value
 
 
-def _read_lone_surrogates(body: bytes, error: orjson.JSONDecodeError) -> Json:
-    """Read what orjson refuses but JavaScript writes: a character cut in half is a lone surrogate escape."""
+def _read_leniently(body: bytes, error: orjson.JSONDecodeError) -> Json:
+    """Read what orjson refuses but clients write: half a surrogate pair (JavaScript), NaN and Infinity (Python)."""
     try:
-        text = json.dumps(json.loads(body), ensure_ascii=False)
-        value: Json = orjson.loads(text.encode("utf-8", "replace"))
+        value: Json = json.loads(well_formed(json.dumps(json.loads(body), ensure_ascii=False)))
     except (ValueError, RecursionError):
         raise ProxyError(f"Expected a JSON object as body, got invalid JSON: {error}.") from error
     return value
@@ -154,7 +153,23 @@ def arguments_text(value: Json) -> str:
     """Return tool arguments as JSON text; some clients send the object itself."""
     if isinstance(value, str):
         return value
-    return "" if value is None else orjson.dumps(value).decode()
+    return "" if value is None else write_json(value).decode()
+
+
+def write_json(value: Json) -> bytes:
+    """Return JSON, also of what orjson refuses: nesting over 254 levels, large integers, halves of surrogate pairs.
+
+    Raises:
+        ProxyError: it nests too deeply for anyone.
+    """
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        pass
+    try:
+        return json.dumps(value).encode()
+    except RecursionError as error:
+        raise ProxyError("Expected values of at most some hundred levels, got deeper ones.") from error
 
 
 def pick(body: Mapping[str, Json], names: Iterable[str]) -> dict[str, Json]:

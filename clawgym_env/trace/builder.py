@@ -157,7 +157,7 @@ class TreeBuilder:
         """
         index = len(self._calls)
         view, parent = prepared.view, prepared.lineage_parent
-        marked = marked_kind(prepared.request)
+        marked = marked_kind(prepared.request, opens=parent is None)
         call = ModelCall(
             id=completion.id,
             index=index,

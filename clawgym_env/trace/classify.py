@@ -46,9 +46,18 @@ class CallFacts:
     trainable_tokens: int
 
 
-def marked_kind(request: ChatRequest) -> CallKind | None:
-    """Return the kind a summariser's or title writer's wording gives away, looking at system and last message only."""
-    texts = [system_text(request.messages).lower()]
+def marked_kind(request: ChatRequest, *, opens: bool) -> CallKind | None:
+    """Return the kind a summariser's or title writer's wording gives away, looking at system and last message only.
+
+    The wording of a task is anybody's, so a call that offers tools and opens a conversation is never marked, nor is
+    one with tools by its system prompt, which it shares with the call that did.
+
+    Args:
+        opens: the call has no lineage parent.
+    """
+    if opens and request.tools:
+        return None
+    texts = [] if request.tools else [system_text(request.messages).lower()]
     if request.messages and request.messages[-1].role == "user":
         texts.append(request.messages[-1].content.lower())
     for text in texts:

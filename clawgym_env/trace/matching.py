@@ -255,7 +255,7 @@ def canonical_arguments(arguments: str) -> str:
     if not arguments.strip():
         return "{}"
     try:
-        value = _plain_numbers(json.loads(arguments))
+        value: Json = json.loads(arguments, parse_float=_plain_number)
         # Half a surrogate pair goes out as an escape and comes back as U+FFFD.
         return well_formed(json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False))
     except (ValueError, RecursionError):
@@ -310,15 +310,10 @@ def _call_text(call: ToolCall) -> str:
     return f"{call.name}\0{canonical_arguments(call.arguments)}"
 
 
-def _plain_numbers(value: Json) -> Json:
-    """Write whole floats as integers, as JavaScript does."""
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
-    if isinstance(value, list):
-        return [_plain_numbers(item) for item in value]
-    if isinstance(value, dict):
-        return {key: _plain_numbers(item) for key, item in value.items()}
-    return value
+def _plain_number(text: str) -> float:
+    """Read whole floats as integers, as JavaScript writes them."""
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def echoed_ids(message: Message) -> Iterator[str]:

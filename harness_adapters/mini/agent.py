@@ -8,6 +8,7 @@ Invariant: a request is the request before it plus the reply and the tool result
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -323,12 +324,18 @@ def run(config: Mapping[str, str], folder: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the agent on the config file named by the only argument; return the exit code."""
+    """Run the agent on the config file named by the only argument; return the exit code.
+
+    The file holds the key of the model's API and is removed once read, so that the commands the model runs cannot
+    simply read it. Real harnesses keep their key where their agent can find it.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
     with open(argv[1], encoding="utf-8") as file:
         config = json.load(file)
+    with contextlib.suppress(OSError):  # in a folder that is read-only it stays
+        os.unlink(argv[1])
     try:
         print(run(config, os.getcwd()))
     except (ModelError, LostReply) as error:

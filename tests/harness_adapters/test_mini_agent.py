@@ -57,6 +57,12 @@ def test_each_request_extends_the_one_before(tmp_path: Path, dialect: str) -> No
     assert len(stub.requests[3]["messages"]) == len(stub.requests[0]["messages"]) + 6
 
 
+def test_the_commands_it_runs_find_no_key(tmp_path: Path) -> None:
+    _, stub = play(tmp_path, [Turn("", (("bash", '{"command": "cat ../config.json"}'),)), Turn("Done.")])
+    assert "No such file" in stub.requests[1]["messages"][-1]["content"]
+    assert not (tmp_path / "config.json").exists()
+
+
 def test_chat_echoes_text_reasoning_ids_and_argument_text_verbatim(tmp_path: Path) -> None:
     arguments = '{"path":  "f", "content": "1"}'
     _, stub = play(tmp_path, [Turn("Ok.", (("write", arguments),), reasoning="r"), Turn("Done.")])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 
 import anthropic
 import httpx
 import openai
 import pytest
-from proxy_rig import CHAT, MESSAGES, ask, run, running
+from proxy_rig import CHAT, MESSAGES, GatedEngine, ask, eventually, run, running
 
 from clawgym_env.engine.scripted import ScriptedEngine, tool_call
-from clawgym_env.proxy.app import split_path
+from clawgym_env.proxy import listener, session
+from clawgym_env.proxy.app import MAX_BODY, split_path
 
 TOOL_REPLY = "look\n" + tool_call("bash", command="ls") + tool_call("read", path="a.txt")
 
@@ -191,6 +193,98 @@ def test_hundreds_of_listeners_open_and_close() -> None:
             for listener in listeners:
                 await listener.close()
             assert all(session.closed.done() for session in sessions)
+
+    run(test)
+
+
+def test_an_unknown_key_is_refused_before_its_body_is_read() -> None:
+    async def test() -> None:
+        async with running() as rig:
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            rig.writers.append(writer)
+            writer.write(f"POST /r/nosuchkey{CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: 1000\r\n\r\n".encode())
+            assert b" 404 " in await reader.readline()
+
+    run(test)
+
+
+def test_a_body_over_the_cap_is_refused_before_it_is_read() -> None:
+    async def test() -> None:
+        async with running() as rig:
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            rig.writers.append(writer)
+            head = f"POST /r/{rig.session.key}{CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {MAX_BODY + 1}\r\n\r\n"
+            writer.write(head.encode())
+            assert b" 413 " in await reader.readline()
+
+    run(test)
+
+
+def test_bodies_beyond_the_bound_wait_until_others_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_BODY_BYTES", 300)
+
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            first = asyncio.create_task(rig.post(CHAT, ask("a" * 200)))
+            await eventually(lambda: engine.started == 1)
+            second = asyncio.create_task(rig.post(CHAT, ask("b" * 200)))
+            await eventually(lambda: bool(rig.session._waiting_bodies))
+            assert len(rig.session.requests) == 1
+            engine.gate.set()
+            assert [(await task).status_code for task in (first, second)] == [200, 200]
+            assert rig.session._body_bytes == 0
+
+    run(test)
+
+
+def test_a_waiting_body_is_let_go_when_its_rollout_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(session, "MAX_BODY_BYTES", 300)
+
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            first = asyncio.create_task(rig.post(CHAT, ask("a" * 200)))
+            await eventually(lambda: engine.started == 1)
+            second = asyncio.create_task(rig.post(CHAT, ask("b" * 200)))
+            await eventually(lambda: bool(rig.session._waiting_bodies))
+            await rig.session.close()
+            assert (await second).status_code == 404
+            with pytest.raises(httpx.TransportError):
+                await first
+
+    run(test)
+
+
+def test_a_sandbox_has_a_bounded_number_of_connections(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "MAX_CONNECTIONS", 3)
+
+    async def test() -> None:
+        async with running() as rig:
+            inside = await rig.server.serve(socket.create_server(("127.0.0.1", 0)), rig.session)
+            for _ in range(3):
+                _, writer = await asyncio.open_connection("127.0.0.1", inside.port)
+                rig.writers.append(writer)
+            await eventually(lambda: len(inside._state.connections) == 3)
+            reader, writer = await asyncio.open_connection("127.0.0.1", inside.port)
+            with pytest.raises(ConnectionError):
+                await reader.readexactly(1)
+            rig.writers.pop().close()
+            await eventually(lambda: len(inside._state.connections) == 2)
+            url = f"http://127.0.0.1:{inside.port}/r/{rig.session.key}{CHAT}"
+            assert (await rig.http.post(url, json=ask())).status_code == 200
+
+    run(test)
+
+
+def test_a_head_without_an_end_is_cut() -> None:
+    async def test() -> None:
+        async with running() as rig:
+            reader, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            rig.writers.append(writer)
+            writer.write(b"POST / HTTP/1.1\r\nx: " + b"a" * (2 << 20))
+            with pytest.raises(ConnectionError):
+                await reader.readexactly(1)
 
     run(test)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from proxy_rig import CHAT, MESSAGES, GatedEngine, Rig, ask, eventually, run, ru
 
 from clawgym_env.engine.base import Generation, SamplingParams, TokenIds
 from clawgym_env.engine.scripted import ScriptedEngine, ScriptedReply, tool_call
+from clawgym_env.proxy import chat
 from clawgym_env.proxy.session import SessionSettings, cut_at_stop
 from clawgym_env.rollout import StopReason
 from clawgym_env.tasks.task import Limits
@@ -149,6 +151,84 @@ def test_the_smallest_budget_holds(client: int | None, policy: int, window: int,
             assert engine.sampling[0].max_tokens == expected
             assert answer.json()["usage"]["completion_tokens"] == expected
             assert answer.json()["choices"][0]["finish_reason"] == "length"
+            assert rig.session.window_cut is (expected == window)
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("bash", '{"command": "echo \\ud83d"}'),
+        ("ba\\ud83dsh", "{}"),
+        ("bash", '{"x": ' + "[" * 300 + "]" * 300 + "}"),
+    ],
+)
+def test_whatever_json_the_policy_writes_is_delivered_and_recognised(
+    path: str, stream: bool, name: str, arguments: str
+) -> None:
+    async def test() -> None:
+        reply = f'<tool_call>{{"name": "{name}", "arguments": {arguments}}}</tool_call>'
+        engine = ScriptedEngine([reply, "done"], context_length=8192)
+        async with running(engine, sampling=SamplingParams(max_tokens=4096)) as rig:
+            answer = await rig.post(path, ask(stream=stream, max_tokens=4096))
+            assert answer.status_code == 200
+            call = json.loads(f'{{"name": "{name}", "arguments": {arguments}}}')
+            told = call["name"].replace("\ud83d", "\ufffd")
+            if path == CHAT:
+                function = {"name": told, "arguments": json.dumps(call["arguments"])}
+                echo: dict[str, Any] = {"role": "assistant", "tool_calls": [{"id": "", "function": function}]}
+            else:
+                block = {"type": "tool_use", "id": "", "name": told, "input": call["arguments"]}
+                echo = {"role": "assistant", "content": [block]}
+            body = ask()
+            body["messages"] += [echo, {"role": "user", "content": "go on"}]
+            data = json.dumps(body)  # halves of surrogate pairs as escapes, as JavaScript and Python write them
+            assert (await rig.http.post(rig.url(path), content=data)).status_code == 200
+            tree = await rig.session.settle(quiet_s=0.0)
+            assert [(call.lineage_parent, call.drift_reason) for call in tree] == [(None, None), (0, None)]
+            assert rig.session.engine_error is None
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_cannot_be_written_cuts_the_connection_and_is_ours(
+    stream: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> bytes:
+        raise TypeError("no such thing in JSON")
+
+    monkeypatch.setattr(chat, "render_completion", broken)
+    monkeypatch.setattr(chat, "stream_events", broken)
+
+    async def test() -> None:
+        async with running() as rig:
+            with pytest.raises(httpx.TransportError):
+                await rig.post(CHAT, ask(stream=stream))
+            assert "no such thing in JSON" in str(rig.session.engine_error)
+            assert rig.session.exhausted.result() is StopReason.ENGINE_ERROR
+
+    run(test)
+    assert "Traceback" in caplog.text
+
+
+@pytest.mark.parametrize("where", ["tools", "messages"])
+def test_a_request_that_nests_too_deeply_is_the_clients_error(where: str) -> None:
+    async def test() -> None:
+        async with running() as rig:
+            for depth in (600, 900, 960, 20_000):
+                deep = '{"a":' * depth + "1" + "}" * depth
+                tools = f'[{{"name": "t", "input_schema": {deep}}}]' if where == "tools" else "[]"
+                block = f'[{{"type": "tool_use", "id": "1", "name": "t", "input": {deep}}}]'
+                echo = f', {{"role": "assistant", "content": {block if where == "messages" else "[]"}}}'
+                data = f'{{"messages": [{{"role": "user", "content": "hi"}}{echo}], "tools": {tools}}}'
+                answer = await rig.http.post(rig.url(MESSAGES), content=data)
+                assert answer.status_code in (200, 400)
+                assert rig.session.engine_error is None
+            assert answer.status_code == 400
 
     run(test)
 
@@ -327,7 +407,8 @@ def test_a_store_that_fails_ends_the_rollout() -> None:
 
         async with running(on_call=on_call) as rig:
             assert (await rig.post(CHAT, ask())).status_code == 503
-            assert str(rig.session.engine_error) == "OSError: disk full"
+            assert "rollout store did not take a call: OSError: disk full" in str(rig.session.engine_error)
+            assert rig.session.exhausted.result() is StopReason.ENGINE_ERROR
 
     run(test)
 

@@ -7,7 +7,7 @@ import itertools
 
 import pytest
 
-from clawgym_env.messages import ChatRequest, Message
+from clawgym_env.messages import ChatRequest, Message, ToolSpec
 from clawgym_env.trace.calls import CallKind
 from clawgym_env.trace.classify import CallFacts, assign_kinds, assign_states, marked_kind
 
@@ -79,7 +79,18 @@ def test_only_marked_calls_make_no_main_role() -> None:
     ],
 )
 def test_summarisers_and_title_writers_give_themselves_away(messages: list[Message], kind: CallKind | None) -> None:
-    assert marked_kind(ChatRequest("chat", "m", tuple(messages))) == kind
+    assert marked_kind(ChatRequest("chat", "m", tuple(messages)), opens=True) == kind
+
+
+def test_the_wording_of_a_task_does_not_make_it_a_compaction() -> None:
+    system = Message("system", "You are an agent. You may be asked for a context checkpoint compaction.")
+    task = Message("user", "Read chat.txt and create a detailed summary of the conversation in out.md.")
+    tools = (ToolSpec("bash", "", {}),)
+    assert marked_kind(ChatRequest("chat", "m", (system, task), tools), opens=True) is None
+    later = (system, task, Message("assistant", "ok"), Message("user", "go on"))
+    assert marked_kind(ChatRequest("chat", "m", later, tools), opens=False) is None
+    assert marked_kind(ChatRequest("chat", "m", (*later[:-1], task), tools), opens=False) == "compaction"
+    assert marked_kind(ChatRequest("chat", "m", (task,)), opens=True) == "compaction"
 
 
 def test_the_path_with_most_delivered_calls_is_live() -> None:

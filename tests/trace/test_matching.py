@@ -120,3 +120,9 @@ def test_a_role_is_system_prompt_and_tool_names() -> None:
 
     assert role("s", "a", "b") == role("s", "a", "b")
     assert len({role("s", "a", "b"), role("s", "a"), role("t", "a", "b"), role("s", "ab")}) == 4
+
+
+def test_an_argument_cut_in_half_a_character_is_recognised_when_it_comes_back() -> None:
+    sent = canonical_arguments('{"command": "echo \\ud83d"}')
+    assert sent == canonical_arguments('{"command":"echo \ufffd"}')
+    assert sent != canonical_arguments('{"command": "echo ?"}')
