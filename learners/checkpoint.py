@@ -1,7 +1,10 @@
-"""Checkpoints: all that a run needs to go on exactly, in one folder.
+"""Checkpoints: what a learner needs to go on exactly, in one folder.
 
 Written by training loops between updates. The folder is a plain Hugging Face one (`--policy FOLDER` and transformers
-read it) with `training.pt` beside it. Invariant: at any moment, `kill -9` included, a complete checkpoint is found.
+read it; adapters are merged) with `training.pt` beside it: the learner's state, which holds adapters and the weights
+under them apart, torch's CPU random numbers, and the loop's own cursor. Not in it: where the environments stand in
+their tasks and seeds, and any other random numbers (numpy's, a GPU's); a loop that wants them back puts them into the
+cursor. Invariant: at any moment, `kill -9` included, a complete checkpoint is found.
 """
 
 from __future__ import annotations
@@ -47,7 +50,9 @@ def save_checkpoint(folder: Path, *, policy: Policy, learner: Learner, cursor: M
 
 
 def load_checkpoint(folder: Path, *, learner: Learner) -> Mapping[str, Json]:
-    """Put learner and torch's random numbers where they were, and return the cursor.
+    """Put learner and torch's CPU random numbers where they were, and return the cursor.
+
+    The learner may have been made from any policy of the same shape, this folder's included: all weights are replaced.
 
     Raises:
         FileNotFoundError: there is no checkpoint.

@@ -74,7 +74,7 @@ def token_weights(num_tokens: npt.NDArray[np.int64], keys: Sequence[Hashable], m
     if mode == "rollout":
         return 1.0 / (len(counts) * counts)
     if mode == "token":
-        return np.full_like(counts, 1.0 / counts.sum())
+        return np.full_like(counts, 1.0 / max(counts.sum(), 1.0))
     groups = group_members(keys)
     weights = np.zeros_like(counts)
     for members in groups.values():

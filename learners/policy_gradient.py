@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from clawgym_env.engine.base import Engine
-from clawgym_env.rollout import Rollout
+from clawgym_env.rollout import Exclusion, Rollout
 from clawgym_env.trace.prefix_tree import Selection
 from learners.advantages import Floats, group_key, group_metrics
 from learners.base import LearnerState
@@ -139,15 +139,18 @@ class PolicyGradientLearner(ABC):
         """Take `updates_per_batch` steps on a batch; without any advantage in it the weights stay as they are.
 
         Returns:
-            Metrics, keys `group/name`, times in seconds. Token averages are over the tokens that went through the
-            trainer: those of rollouts without advantage are left out, since they cannot move anything.
+            Metrics, keys `group/name`, times in seconds; no `reward/mean` and `reward/std` where nothing was graded.
+            Token averages are over the tokens that went through the trainer: those of rollouts without advantage are
+            left out, since they cannot move anything.
 
         Raises:
             ValueError: a trained call was sampled with top-p, top-k or temperature 0.
             FloatingPointError: the gradient is not finite; the weights are as before.
         """
         started = time.perf_counter()
-        kept = [(rollout, trained_rows(rollout, self.selection)) for rollout in rollouts if self._counts(rollout)]
+        exclusions = [self._exclusion(rollout) for rollout in rollouts]
+        counting = [rollout for rollout, reason in zip(rollouts, exclusions, strict=True) if reason is None]
+        kept = [(rollout, trained_rows(rollout, self.selection)) for rollout in counting]
         kept = [(rollout, rows) for rollout, rows in kept if rows]
         survivors = [rollout for rollout, _ in kept]
         rows_of = [rows for _, rows in kept]
@@ -159,7 +162,7 @@ class PolicyGradientLearner(ABC):
             rows = [row for row in rows if row.advantages.any()]
         batches = pack(rows, max_tokens=self.micro_batch_tokens, device=self.policy.module.device)
         return {
-            **_batch_metrics(rollouts, survivors),
+            **_batch_metrics(rollouts, survivors, exclusions),
             **group_metrics(np.array([rollout.reward for rollout in survivors]), keys),
             **self._train(batches),
             "tokens/trained": float(num_tokens.sum()),
@@ -168,37 +171,53 @@ class PolicyGradientLearner(ABC):
         }
 
     def state_dict(self) -> LearnerState:
-        """Return trained parameters, optimizer state and policy version; tensors are the live ones."""
-        return {
-            "parameters": {name: parameter.detach() for name, parameter in self._parameters.items()},
+        """Return parameters (frozen ones too), optimizer state, policy version and, with a KL penalty, the reference.
+
+        Tensors are the live ones.
+        """
+        state = {
+            "parameters": _parameters(self.policy.module),
             "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy.version,
         }
+        return state if self._reference is None else {**state, "reference": _parameters(self._reference)}
 
     def load_state_dict(self, state: LearnerState) -> None:
-        """Continue from what `state_dict` returned.
+        """Continue from what `state_dict` returned, whatever the values of the policy's weights are now.
 
         Raises:
-            ValueError: the parameters are not those of this policy, or only one of both has adapters.
+            ValueError: the parameters are not those of this policy, or adapters are not the same.
         """
         parameters = cast(Mapping[str, Tensor], state["parameters"])
-        if different := parameters.keys() ^ self._parameters.keys():
+        own = _parameters(self.policy.module)
+        if different := _shapes(parameters) ^ _shapes(own):
             raise ValueError(
-                f"Expected the trained parameters of {self.policy.name!r}, got other names, {min(different)!r} among "
-                "them. Load the state into a learner of the same policy and the same `lora`."
+                f"Expected the parameters of {self.policy.name!r}, got others, {min(different)} among them. Load the "
+                "state into a learner of the same policy and the same `lora`."
             )
 
         def apply() -> None:
-            with torch.no_grad():
-                for name, parameter in self._parameters.items():
-                    parameter.copy_(parameters[name])
+            # Frozen ones too: a checkpoint's folder, from which the policy may come, has adapters merged into them.
+            for name, parameter in own.items():
+                parameter.copy_(parameters[name])
+            if self._reference is not None and "reference" in state:
+                for name, parameter in _parameters(self._reference).items():
+                    parameter.copy_(cast(Mapping[str, Tensor], state["reference"])[name])
 
         self._optimizer.load_state_dict(cast(dict[str, Any], state["optimizer"]))
         self.engine().update_weights(apply)
         self.policy.version = cast(int, state["policy_version"])
 
-    def _counts(self, rollout: Rollout) -> bool:
-        return rollout.trainable and not rollout.tree.over_branched(self.selection)
+    def _exclusion(self, rollout: Rollout) -> Exclusion | None:
+        """Return why a rollout does not count, if so.
+
+        Branching is judged by this learner's own selection: the runner, which marks rollouts, only knows the default.
+        """
+        if not rollout.graded:
+            return "ungraded"
+        if rollout.exclusion not in (None, "over_branched"):
+            return rollout.exclusion
+        return "over_branched" if rollout.tree.over_branched(self.selection) else None
 
     def _train(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
         if not batches:
@@ -276,12 +295,22 @@ class PolicyGradientLearner(ABC):
             self._optimizer.zero_grad()
 
 
-def _batch_metrics(rollouts: Sequence[Rollout], survivors: Sequence[Rollout]) -> dict[str, float]:
+def _parameters(module: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in module.named_parameters()}
+
+
+def _shapes(parameters: Mapping[str, Tensor]) -> set[tuple[str, tuple[int, ...]]]:
+    return {(name, tuple(parameter.shape)) for name, parameter in parameters.items()}
+
+
+def _batch_metrics(
+    rollouts: Sequence[Rollout], survivors: Sequence[Rollout], exclusions: Sequence[Exclusion | None]
+) -> dict[str, float]:
     graded = np.array([rollout.reward for rollout in rollouts if rollout.graded])
-    excluded = Counter(rollout.exclusion for rollout in rollouts if rollout.exclusion is not None)
+    excluded = Counter(reason for reason in exclusions if reason is not None)
+    rewards = {"reward/mean": float(graded.mean()), "reward/std": float(graded.std())} if graded.size else {}
     return {
-        "reward/mean": float(graded.mean()) if graded.size else 0.0,
-        "reward/std": float(graded.std()) if graded.size else 0.0,
+        **rewards,
         "rollouts/total": float(len(rollouts)),
         "rollouts/excluded": float(len(rollouts) - len(survivors)),
         **{f"rollouts/excluded_{reason}": float(count) for reason, count in sorted(excluded.items())},

@@ -57,13 +57,29 @@ def test_a_run_goes_on_exactly(tmp_path: Path, lora: LoraConfig | None) -> None:
     save(tmp_path / "checkpoint", first, update=2)
     drawn = torch.rand(3)
     first.update(BATCH)
-    # With adapters the weights under them come from the policy a run starts with; without, they are restored.
-    second = make_learner(seed=0 if lora else 1, lora=lora)
+    second = make_learner(seed=1, lora=lora)  # other weights, those under the adapters included
     assert load_checkpoint(tmp_path / "checkpoint", learner=second) == {"update": 2}
     assert second.policy.version == 2
     assert torch.equal(torch.rand(3), drawn)
     second.update(BATCH)
     assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+
+
+@pytest.mark.parametrize("settings", [{}, {"lora": 2}, {"lora": 2, "kl_coef": 0.1}, {"kl_coef": 0.1}], ids=str)
+def test_resuming_from_the_checkpoint_folder_itself_equals_going_on(tmp_path: Path, settings: dict[str, Any]) -> None:
+    first = make_learner(**settings)
+    for _ in range(3):
+        first.update(BATCH)
+    save(tmp_path / "checkpoint", first)
+    policy = make_policy()
+    policy.module = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint", dtype="float32")
+    engine: Any = CountingEngine(policy)
+    second = TreeGRPO(policy, engine=engine, learning_rate=0.01, **settings)
+    load_checkpoint(tmp_path / "checkpoint", learner=second)
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+    went_on, resumed = first.update(BATCH), second.update(BATCH)
+    assert all(torch.equal(a, b) for a, b in zip(weights(first), weights(second), strict=True))
+    assert {**went_on, "time/update_s": 0.0} == {**resumed, "time/update_s": 0.0}
 
 
 def test_the_folder_is_a_plain_model_with_adapters_merged(tmp_path: Path) -> None:
@@ -113,7 +129,8 @@ def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:
         load_checkpoint(tmp_path, learner=make_learner())
 
 
-def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path) -> None:
-    save(tmp_path / "checkpoint", make_learner())
-    with pytest.raises(ValueError, match="lora"):
-        load_checkpoint(tmp_path / "checkpoint", learner=make_learner(lora=LoraConfig(r=2, target_modules=["q_proj"])))
+@pytest.mark.parametrize("lora", [None, 1])
+def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path, lora: int | None) -> None:
+    save(tmp_path / "checkpoint", make_learner(lora=lora))
+    with pytest.raises(ValueError, match="same `lora`"):
+        load_checkpoint(tmp_path / "checkpoint", learner=make_learner(lora=2))

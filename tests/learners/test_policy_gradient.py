@@ -13,7 +13,7 @@ from peft import LoraConfig
 
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.policy import Policy
-from clawgym_env.rollout import Rollout
+from clawgym_env.rollout import Exclusion, Rollout
 from clawgym_env.trace.prefix_tree import Selection
 from learners import forward
 from learners.advantages import Floats
@@ -103,7 +103,7 @@ def test_a_shared_node_counts_once_however_many_branches_go_on_from_it() -> None
     assert_same_gradient(expected, gradient)
 
 
-@pytest.mark.parametrize("excluded", [{"reward": None}, {"reward": 1.0, "exclusion": "over_branched"}])
+@pytest.mark.parametrize("excluded", [{"reward": None}, {"reward": 1.0, "exclusion": "stale"}])
 def test_excluded_rollouts_are_in_neither_statistics_nor_loss(excluded: dict[str, Any]) -> None:
     plain, before = learn(pair())
     rollouts = [*pair(), make_rollout([Turn([3], [14] * 9)], index=2, **excluded)]
@@ -112,12 +112,28 @@ def test_excluded_rollouts_are_in_neither_statistics_nor_loss(excluded: dict[str
     assert (before["rollouts/excluded"], after["rollouts/excluded"]) == (0.0, 1.0)
 
 
-def test_a_rollout_that_branches_too_much_is_excluded_even_when_nobody_has_marked_it() -> None:
+@pytest.mark.parametrize("marked", [None, "over_branched"])
+def test_what_branches_too_much_is_for_the_learners_own_selection_to_say(marked: Exclusion | None) -> None:
     turns = [GOOD[0], *(Turn([6], [7], parent=0, state="dead") for _ in range(17))]
+    rollouts = [*pair(), make_rollout(turns, 1.0, index=2, exclusion=marked)]
     plain, _ = learn(pair())
-    gradient, metrics = learn([*pair(), make_rollout(turns, 1.0, index=2)])
+    gradient, metrics = learn(rollouts)
     assert_same_gradient(plain, gradient)
-    assert metrics["rollouts/excluded"] == 1.0
+    assert metrics["rollouts/excluded"] == metrics["rollouts/excluded_over_branched"] == 1.0
+    gradient, metrics = learn(rollouts, selection=Selection(max_leaves=17))
+    assert metrics["rollouts/excluded"] == 0.0
+    assert metrics["tokens/trained"] == 10 + 3
+    _, metrics = learn([*pair(), make_rollout(BAD, 1.0, index=2, exclusion=marked)])
+    assert metrics["rollouts/excluded"] == 0.0
+
+
+@pytest.mark.parametrize("loss_weight", ["rollout", "token", "group"])
+@pytest.mark.parametrize("rollouts", [[], [make_rollout([], None)]], ids=["empty", "ungraded"])
+def test_a_batch_with_nothing_graded_moves_nothing_and_reports_no_reward(rollouts: Any, loss_weight: Any) -> None:
+    gradient, metrics = learn(rollouts, loss_weight=loss_weight)
+    assert not gradient
+    assert not metrics.keys() & {"reward/mean", "reward/std"}
+    assert not any(math.isnan(value) for value in metrics.values())
 
 
 def test_each_exclusion_is_counted_under_its_name() -> None:
