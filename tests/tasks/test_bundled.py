@@ -61,6 +61,40 @@ def test_the_oracle_scores_one_and_doing_nothing_next_to_nothing(
         assert grade(instance, tmp_path / f"idle{index}", ()) <= 0.1
 
 
+def rewriting_families() -> list[TaskFamily]:
+    """Return the families that change a file which is there at the start."""
+    chosen = []
+    for family in families():
+        hidden = {file.path: file.read() for file in family.instance(0).task.hidden_files}
+        if any(one["before"] is not None for one in json.loads(hidden["reward/expected.json"])["checks"]):
+            chosen.append(family)
+    return chosen
+
+
+@pytest.mark.parametrize("family", rewriting_families(), ids=lambda family: family.name)
+@pytest.mark.parametrize("change", ["one more", "one less", "one before", "carriage returns"])
+def test_rewriting_the_inputs_with_other_newlines_earns_next_to_nothing(
+    family: TaskFamily, change: str, tmp_path: Path
+) -> None:
+    task = family.instance(0).task
+    for file in task.files:
+        text = file.read().decode()
+        changed = {
+            "one more": f"{text}\n",
+            "one less": text.removesuffix("\n"),
+            "one before": f"\n{text}",
+            "carriage returns": text.replace("\n", "\r\n"),
+        }[change]
+        assert changed != text
+        (tmp_path / file.path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file.path).write_bytes(changed.encode())
+    assert check(task, tmp_path)[0] <= 0.1
+
+
+def test_some_families_change_a_file() -> None:
+    assert {family.name for family in rewriting_families()} >= {"replace_word", "append_line", "csv_row"}
+
+
 @FAMILIES
 def test_an_instance_is_a_function_of_family_split_and_index(family: TaskFamily) -> None:
     assert family.instance(5) == family.instance(5)

@@ -90,6 +90,31 @@ def test_a_file_left_as_it_was_earns_nothing(tmp_path: Path) -> None:
     assert run(tmp_path, inputs=("out.txt",), before="balo kimu")[0] == 0.0
 
 
+@pytest.mark.parametrize(
+    ("text", "earned"),
+    [
+        ("a,b\n1,2\n3,4\n", 1.0),
+        ("a,b\n1,2\n", 0.0),
+        ("a,b\n1,2", 0.0),
+        ("\na,b\n1,2\n\n", 0.0),
+        ("a,b\n3,4\n", 0.0),
+        ("a,b\n1,2\n3,5\n", 0.0),
+        ("x,y\n1,2\n3,4\n", 0.0),
+    ],
+)
+def test_what_was_there_at_the_start_earns_nothing(text: str, earned: float, tmp_path: Path) -> None:
+    (tmp_path / "f").write_text(text)
+    rows = [["a", "b"], ["1", "2"], ["3", "4"]]
+    expected = {"file": "f", "kind": "csv", "value": rows, "before": "a,b\n1,2\n"}
+    assert check.judge(str(tmp_path), expected, {"f"}) == earned
+
+
+def test_half_of_what_was_to_be_done_earns_something(tmp_path: Path) -> None:
+    (tmp_path / "f").write_text("a\nc\n")
+    expected = {"file": "f", "kind": "text", "value": "a\nc\nd\ne", "before": "a\n"}
+    assert check.judge(str(tmp_path), expected, {"f"}) == pytest.approx(0.5 * 2 / 4 - 0.5 * 1 / 4)
+
+
 def test_pipes_links_and_folders_in_place_of_the_file_earn_nothing_and_do_not_hang(tmp_path: Path) -> None:
     for name, make in (
         ("pipe", os.mkfifo),

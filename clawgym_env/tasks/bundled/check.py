@@ -2,7 +2,8 @@
 
 Reads `expected.json` beside itself, looks at the workspace given as argument, prints a JSON object of named sub-scores
 and then, as the last line, their weighted mean. Standard library only, one process, about 20 ms.
-Invariant: text is right up to one trailing newline; what is close but not right earns at most half.
+Invariant: text is right up to one trailing newline; what is close but not right earns at most half, and only for what
+was not there at the start.
 """
 
 from __future__ import annotations
@@ -35,14 +36,23 @@ def main() -> None:
 def judge(workspace: str, check: dict[str, Any], known: set[str]) -> float:
     """Return the score of one expectation in [0, 1]."""
     text = read(os.path.join(workspace, check["file"]))
+    untouched = text is not None and check["before"] is not None and same_lines(text, check["before"])
     if check["kind"] == "exists":
-        return float(text is not None and text != check["before"])
+        return float(text is not None and not untouched)
     if text is None:
         others = search(workspace, known)
         return MISPLACED * any(score(check["kind"], check["value"], other) == 1.0 for other in others)
-    if text == check["before"]:
+    if untouched:
         return 0.0
-    return score(check["kind"], check["value"], text)
+    earned = score(check["kind"], check["value"], text)
+    if earned == 1.0 or check["before"] is None:
+        return earned
+    return max(0.0, earned - score(check["kind"], check["value"], check["before"]))
+
+
+def same_lines(text: str, before: str) -> bool:
+    """Whether nothing but newlines at the ends tells the two apart: a file saved again is not a file changed."""
+    return text.strip("\n") == before.strip("\n")
 
 
 def read(path: str) -> str | None:
