@@ -18,14 +18,18 @@ IDS: dict[str, str] = {
 def env_id(harness: str) -> str:
     """Return the Gymnasium id of a harness: `env_id("mini") == "ClawGym-Mini-v0"`.
 
+    Options after a question mark, as in "claude-code?bare", are no part of the id: pass the name with its options as
+    `harness=` to `gym.make` too.
+
     Raises:
         ValueError: no id is registered for it; the message names the nearest.
     """
-    if harness not in IDS:
-        near = difflib.get_close_matches(harness, IDS, n=1)
+    name = harness.partition("?")[0]
+    if name not in IDS:
+        near = difflib.get_close_matches(name, IDS, n=1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ValueError(f"Expected one of {', '.join(IDS)}, got {harness!r}.{hint}")
-    return f"ClawGym-{IDS[harness]}-v0"
+    return f"ClawGym-{IDS[name]}-v0"
 
 
 def register_all() -> None:

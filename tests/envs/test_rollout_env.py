@@ -292,6 +292,7 @@ def test_closing_twice_and_without_a_step_is_fine() -> None:
 
 def test_ids_are_registered_once_and_found_by_harness_name() -> None:
     assert clawgym_env.env_id("claude-code") == "ClawGym-ClaudeCode-v0"
+    assert clawgym_env.env_id("claude-code?bare") == "ClawGym-ClaudeCode-v0"
     for harness in ("mini", "pi", "claude-code", "openclaw"):
         spec = gym.spec(clawgym_env.env_id(harness))
         assert spec.nondeterministic

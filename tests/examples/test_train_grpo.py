@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -15,8 +15,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from clawgym_env import RolloutStore, cache_dir
+from clawgym_env import Rollout, RolloutStore, cache_dir
+from clawgym_env.engine.base import Generation
+from clawgym_env.engine.torch_engine import TorchEngine
+from clawgym_env.errors import EngineError
 from clawgym_env.policy import load_policy
+from learners.grpo import TreeGRPO
 from learners.metrics_log import read_metrics
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_grpo.py"
@@ -38,30 +42,70 @@ def test_the_example_fits_on_a_few_screens() -> None:
     assert len(SCRIPT.read_text().splitlines()) < 150
 
 
-@pytest.mark.parametrize("spec", ["bundled", "bundled:level=1", "bundled:level=1,split=train,size=9"])
-def test_bundled_tasks_hold_out_instances_that_share_nothing_with_training(example: ModuleType, spec: str) -> None:
-    train, held_out = example.split(spec, 6)
-    assert len(held_out) == 6
-    assert all("-train-" in task.id for task in train[:9])
-    assert all("-heldout-" in task.id for task in held_out)
+@pytest.fixture
+def _threads() -> Iterator[None]:
+    """The example sets torch's number of threads, which is the whole process's."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
 
 
-def test_a_folder_that_is_too_small_to_hold_tasks_out_is_refused(
-    example: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    train, _ = example.split("bundled:size=9", 1)
-    monkeypatch.setattr(example, "load_tasks", lambda spec: train)
-    assert [len(part) for part in example.split("./folder", 4)] == [5, 4]
-    with pytest.raises(SystemExit, match="more tasks than --eval-tasks 9"):
-        example.split("./folder", 9)
-
-
+@pytest.mark.usefixtures("_threads")
 def test_a_folder_that_holds_another_run_is_refused(example: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    threads = torch.get_num_threads()
     with pytest.raises(SystemExit, match="holds another run"):
         example.main(example.Args(output_dir=tmp_path))
-    torch.set_num_threads(threads)
+
+
+@pytest.mark.policy
+@pytest.mark.usefixtures("_threads")
+def test_an_interrupt_within_an_update_is_held_until_that_update_is_on_record(
+    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Interrupted(TreeGRPO):
+        def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+            metrics = super().update(rollouts)
+            signal.raise_signal(signal.SIGINT)
+            return metrics
+
+    monkeypatch.setattr(example, "TreeGRPO", Interrupted)
+    small = {"num_tasks": 1, "group_size": 2, "eval_every": 0, "checkpoint_every": 0}
+    example.main(example.Args(output_dir=tmp_path, **small))
+    assert [record["update"] for record in read_metrics(tmp_path)] == [1]
+    state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)
+    assert state["cursor"] == {"update": 1}
+
+
+@pytest.mark.policy
+@pytest.mark.usefixtures("_threads")
+def test_a_dead_engine_ends_the_run_with_the_reason(
+    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def generate(self: TorchEngine, prompt_token_ids: object, sampling: object) -> Generation:
+        raise EngineError("out of memory")
+
+    monkeypatch.setattr(TorchEngine, "generate", generate)
+    with pytest.raises(SystemExit, match=r"none in update 1: {'engine_error': 2}.*out of memory"):
+        example.main(example.Args(output_dir=tmp_path, num_tasks=1, group_size=2, eval_tasks=2))
+    assert read_metrics(tmp_path) == []
+    assert (tmp_path / "checkpoint" / "training.pt").is_file()
+
+
+@pytest.mark.policy
+@pytest.mark.usefixtures("_threads")
+def test_a_harness_takes_options_and_zero_means_never(
+    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"num_updates": 1, "num_tasks": 1, "group_size": 2, "eval_tasks": 0, "checkpoint_every": 0}
+    example.main(example.Args(harness="mini?dialect=messages", **small))
+    [folder] = (tmp_path / "runs").iterdir()
+    assert folder.name.endswith("-mini-dialect-messages-tiny-seed0")
+    [record] = read_metrics(folder)
+    assert "eval/reward" not in record
+    with RolloutStore(folder, read_only=True) as store:
+        [ids] = store.batches().values()
+        assert {call.dialect for name in ids for call in store.load(name).tree} == {"messages"}
 
 
 @pytest.mark.policy
