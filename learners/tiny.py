@@ -2,7 +2,8 @@
 
 `clawgym policy build tiny` calls `build`. A byte-level BPE is trained on our own prompts, then a small Llama with
 untied embeddings, in which copying works from the start (`copying_init`), is taught by demonstrations: the bundled
-training tasks, played through mini.
+training tasks, played through mini. These are the first instances of each family, so that the tasks which reinforcement
+learning trains on by default have been demonstrated here, flaws included; held-out ones never have.
 Invariant: deterministic by seed, train split only, and the demonstrations are deliberately flawed, so that the policy
 speaks the format but errs often enough for reinforcement learning to have something to gain.
 """
