@@ -20,6 +20,8 @@ _MAX_PATH = 3072
 """Leaves a KiB of Linux's 4096 bytes to the folder that the stream is unpacked into."""
 _MAX_DEPTH = 100
 """Far below what `shutil.rmtree` and `os.walk`, which recurse, can take."""
+_MAX_STEPS = 500
+"""Parts of paths on the way to a link's end."""
 MAX_ENTRIES = 100_000
 
 
@@ -169,11 +171,11 @@ def _write_file(source: BinaryIO, path: str, mode: int, mtime_ns: int, size: int
 
 
 def _make_links(links: list[tuple[str, str]], root: str, origin: str) -> None:
-    """Make the links, then take away those that resolve outside `root`, until none does.
+    """Make the links, then take away those that lead outside `root`, through each other too.
 
-    Only the finished tree tells where a link leads: one harmless link can carry another out.
+    One pass is enough: a link that passes through one that leads out leads out itself.
     """
-    made = []
+    made: dict[str, str] = {}
     # All folders before the first link: no folder may be made, nor link put, through a link.
     for path, _ in links:
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -185,18 +187,37 @@ def _make_links(links: list[tuple[str, str]], root: str, origin: str) -> None:
             os.symlink(target, path)
         except (OSError, ValueError):
             continue
-        made.append(path)
-    while True:
-        out = {path for path in made if not _is_inside(os.path.realpath(path), root)}
-        if not out:
-            return
-        for path in out:
+        made[path] = target
+    for path in made:
+        if not _stays_inside(path, root, made):
             os.unlink(path)
-        made = [path for path in made if path not in out]
 
 
-def _is_inside(path: str, root: str) -> bool:
-    return path == root or path.startswith(root.rstrip("/") + "/")
+def _stays_inside(path: str, root: str, links: dict[str, str]) -> bool:
+    """Follow a link as the kernel would, but never out of `root`; what takes too many steps counts as outside."""
+    prefix = root.rstrip("/") + "/"
+    todo = path[len(prefix) :].split("/")[::-1]
+    at = [root.rstrip("/")]
+    for _ in range(_MAX_STEPS):
+        if not todo:
+            return True
+        part = todo.pop()
+        if part == "..":
+            if len(at) == 1:
+                return False
+            at.pop()
+        elif part not in ("", "."):
+            at.append(part)
+            target = links.get("/".join(at))
+            if target is None:
+                continue
+            at.pop()
+            if target.startswith("/"):
+                if target != root and not target.startswith(prefix):
+                    return False
+                at, target = at[:1], target[len(prefix) :]
+            todo += target.split("/")[::-1]
+    return False
 
 
 def _read_exactly(source: BinaryIO, size: int) -> bytes:

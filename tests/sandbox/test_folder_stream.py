@@ -95,7 +95,7 @@ def test_a_file_never_goes_through_a_link(tmp_path: Path) -> None:
 def test_links_that_lead_out_only_together_are_removed(tmp_path: Path) -> None:
     links = {b"d/e/top": b"../..", b"hop": b"d/e/top/../secret", b"hop2": b"hop/x", b"loop": b"loop", b"fine": b"d/e"}
     unpack(entry(b"d", b"d/e") + b"".join(entry(b"l", *link) for link in links.items()) + END, tmp_path)
-    assert set(tree(tmp_path)) == {"d", "d/e", "d/e/top", "fine", "loop"}
+    assert set(tree(tmp_path)) == {"d", "d/e", "d/e/top", "fine"}
 
 
 def test_setuid_goes_and_all_stays_readable_and_folders_deletable(tmp_path: Path) -> None:
@@ -125,7 +125,8 @@ def packed(source: Path, *, max_bytes: int = LIMIT) -> bytes:
 
 def test_no_folder_packs_as_an_empty_one(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    assert packed(tmp_path / "gone") == packed(tmp_path / "file") == END
+    for name in ("gone", "file"):
+        assert packed(tmp_path / name) == HEADER.pack(b"e", 0, 0, 0, 0)
 
 
 def test_paths_too_deep_or_too_long_are_left_out_and_counted(tmp_path: Path) -> None:
@@ -155,3 +156,13 @@ def test_no_link_is_put_through_a_link(tmp_path: Path) -> None:
     outside.mkdir()
     unpack(entry(b"l", b"a", str(outside).encode()) + entry(b"l", b"a/b", b"x") + END, target)
     assert list(outside.iterdir()) == []
+
+
+def test_a_chain_of_links_longer_than_any_stack_is_no_error(tmp_path: Path) -> None:
+    chain = b"".join(entry(b"l", b"%d" % index, b"%d" % (index + 1)) for index in range(3000))
+    absolute = entry(b"l", b"absolute", str(tmp_path / "file").encode())
+    unpack(chain + absolute + entry(b"f", b"file", b"x") + END, tmp_path)
+    found = tree(tmp_path)
+    assert "2999" in found
+    assert "0" not in found
+    assert (tmp_path / "absolute").read_bytes() == b"x"

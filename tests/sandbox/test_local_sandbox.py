@@ -212,7 +212,8 @@ def test_an_ordinary_user_gets_the_same_sandbox_with_weaker_limits(tmp_path: Pat
         pytest.skip("the system's Python, which an ordinary user may run, is of another version than this one")
     library = tmp_path / "library"
     shutil.copytree(REPOSITORY / "clawgym_env" / "sandbox", library / "clawgym_env" / "sandbox")
-    shutil.copy(REPOSITORY / "clawgym_env" / "errors.py", library / "clawgym_env")
+    for name in ("errors.py", "ownership.py"):
+        shutil.copy(REPOSITORY / "clawgym_env" / name, library / "clawgym_env")
     (library / "clawgym_env" / "__init__.py").touch()
     packages = Path(pydantic.__file__).parents[1]
     for name in ("pydantic", "pydantic_core", "annotated_types", "typing_inspection"):
