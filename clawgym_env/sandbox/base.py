@@ -85,14 +85,18 @@ class Sandbox(Protocol):
         """Return a regular file's bytes; links are not followed out of the sandbox."""
 
     async def write_file(self, path: str, data: bytes, *, mode: int = 0o644) -> None:
-        """Write a file, making its parent folders."""
+        """Write a file, making its parent folders; a link in its place is replaced."""
 
     async def copy_in(self, source: Path, target: str) -> None:
         """Copy a host folder's contents into the sandbox folder `target` (made if missing)."""
 
     async def copy_out(self, source: str, target: Path) -> None:
         """Copy a sandbox folder's contents to the host folder `target`: regular files, folders and links that stay
-        inside; no devices, fifos, setuid bits or links that lead out."""
+        inside; no devices, fifos, setuid bits or links that lead out.
+
+        Never an error for what an agent did to the folder: one that is gone comes out empty, and what cannot be read or
+        would not fit into a sandbox of the same spec is left out with a warning.
+        """
 
     async def listen(self, port: int) -> socket.socket:
         """Return a listening TCP socket bound to 127.0.0.1:`port` *inside* the sandbox, accepted on by the host."""
