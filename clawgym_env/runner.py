@@ -261,7 +261,7 @@ def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress
     ended_by_itself = progress.stop_reason in (StopReason.COMPLETED, StopReason.HARNESS_ERROR)
     if session.engine_error is not None:
         progress.stop(StopReason.ENGINE_ERROR, str(session.engine_error))
-    elif ended_by_itself and session.overflowed:
+    elif ended_by_itself and (session.overflowed or session.window_cut):
         progress.stop(StopReason.CONTEXT_LENGTH, progress.error)
     if not _policy_asked(request, progress):
         if progress.stop_reason is StopReason.COMPLETED:

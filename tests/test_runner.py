@@ -160,6 +160,12 @@ def test_a_prompt_that_does_not_fit_ends_as_context_length() -> None:
     assert rollout.graded
 
 
+def test_a_last_reply_cut_by_the_window_ends_as_context_length() -> None:
+    engine = ScriptedEngine(lambda prompt, turn: "x" * 5000, context_length=2048)
+    rollout = run(engine=engine, sampling=SamplingParams(max_tokens=4096))
+    assert (rollout.stop_reason, rollout.graded) == (StopReason.CONTEXT_LENGTH, True)
+
+
 def test_a_crash_after_a_call_is_the_policys_own_and_trained() -> None:
     rollout = run(harness=CrashingHarness(ask_once))
     assert rollout.stop_reason is StopReason.HARNESS_ERROR
