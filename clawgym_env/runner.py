@@ -231,9 +231,9 @@ async def _until_over(
         else:
             progress.stop(StopReason.WALL_CLOCK)
     finally:
-        if not harness.done():
+        while not harness.done():  # an adapter may lose a cancellation, as `asyncio.wait_for` does on Python 3.11
             harness.cancel()
-            await asyncio.wait({harness})
+            await asyncio.wait({harness}, timeout=1.0)
 
 
 async def _judge_exit(harness: asyncio.Future[HarnessExit], sandbox: Sandbox, progress: _Progress) -> None:

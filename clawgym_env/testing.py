@@ -64,7 +64,8 @@ class FakeSandbox:
         )
         self._processes.add(process)
         try:
-            stdout, stderr = await asyncio.wait_for(process.communicate(stdin), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                stdout, stderr = await process.communicate(stdin)
         except TimeoutError:
             return ExecResult(124, b"", b"", timed_out=True)
         finally:

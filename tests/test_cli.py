@@ -137,7 +137,7 @@ def test_ctrl_c_ends_every_sandbox_and_exits_with_130(folder: Path) -> None:
             assert process.poll() is None, process.communicate()[1]
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        _, printed = process.communicate()
+        _, printed = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "interrupted" in printed
     assert "Traceback" not in printed

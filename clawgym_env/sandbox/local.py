@@ -243,7 +243,8 @@ class LocalSandbox:
             for fd in (*files.values(), filter_fd):
                 os.close(fd)
         try:
-            pid = await asyncio.wait_for(asyncio.shield(self._control.ready), _OPEN_TIMEOUT_S)
+            async with asyncio.timeout(_OPEN_TIMEOUT_S):
+                pid = await asyncio.shield(self._control.ready)
             self._supervisor = os.pidfd_open(pid)
             if self._group is not None:
                 self._group.add(pid)
@@ -281,7 +282,8 @@ class LocalSandbox:
         """Wait for a job's end; at the time limit, and when cancelled, kill its tree."""
         try:
             try:
-                return await asyncio.wait_for(asyncio.shield(exit_code), timeout_s), False
+                async with asyncio.timeout(timeout_s):
+                    return await asyncio.shield(exit_code), False
             except TimeoutError:
                 async with asyncio.timeout(_KILL_TIMEOUT_S):
                     await self._control.request("kill", job_id=job_id)
@@ -375,13 +377,15 @@ class LocalSandbox:
         if self._supervisor < 0:
             # Killed while it builds, bubblewrap could leave its child behind: let it finish or fail.
             with suppress(SandboxError, OSError, TimeoutError):
-                self._supervisor = os.pidfd_open(await asyncio.wait_for(self._control.ready, _KILL_TIMEOUT_S))
+                async with asyncio.timeout(_KILL_TIMEOUT_S):
+                    self._supervisor = os.pidfd_open(await self._control.ready)
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._supervisor if self._supervisor >= 0 else self._bubblewrap, signal.SIGKILL)
         loop, gone = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._bubblewrap, gone.set)
         try:
-            await asyncio.wait_for(gone.wait(), _KILL_TIMEOUT_S)
+            async with asyncio.timeout(_KILL_TIMEOUT_S):
+                await gone.wait()
         except TimeoutError:
             _logger.error(
                 "Sandbox of bubblewrap %d did not end in %s s; killing that too.", process.pid, _KILL_TIMEOUT_S

@@ -80,7 +80,7 @@ def test_ctrl_c_in_the_middle_of_a_step_leaves_no_sandbox_process() -> None:
             time.sleep(0.05)
         everything = descendants(process.pid)
         process.send_signal(signal.SIGINT)
-        printed, errors = process.communicate()
+        printed, errors = process.communicate(timeout=60)
     assert printed == "interrupted\n", errors
     assert process.returncode == 0, errors
     assert harnesses <= everything
