@@ -102,13 +102,16 @@ def test_control_groups_hold_the_limits_and_are_removed_at_close() -> None:
 
 def test_a_cancelled_open_leaves_nothing() -> None:
     async def main() -> None:
-        backend = LocalBackend()
+        backend, cancelled = LocalBackend(), 0
         for delay in (0.0, 0.005, 0.02, 0.04):
             opening = asyncio.create_task(backend.open(SandboxSpec(env={"X": "1"})))
             await asyncio.sleep(delay)
             opening.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await opening
+            try:
+                await (await opening).close()  # a fast machine had it open by then
+            except asyncio.CancelledError:
+                cancelled += 1
+        assert cancelled > 0
         assert group_directories(os.getpid()) == set()
 
     asyncio.run(main())
