@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from clawgym_env.grading.base import Grader
 from clawgym_env.rollout import Rollout, StopReason, failure_rule
-from clawgym_env.runner import RolloutRequest, Runner, ServedPolicy
+from clawgym_env.runner import RolloutRequest, Runner, ServedPolicy, policy_asked
 from clawgym_env.sandbox.base import SandboxBackend
 from clawgym_env.scratch import sweep_scratch_folders
 from clawgym_env.tasks.task import Limits
@@ -147,8 +147,7 @@ class RolloutPool:
         async with self._slots:
             while True:
                 rollout = await runner.run(request)
-                asked = len(rollout.tree) > 0 or not request.adapter.calls_model
-                rule = failure_rule(rollout.stop_reason, policy_asked=asked)
+                rule = failure_rule(rollout.stop_reason, policy_asked=policy_asked(request, rollout.tree))
                 # A failed grader was tried again by the runner; running the harness again would change the sample.
                 if rollout.stop_reason is StopReason.GRADER_ERROR or request.attempt >= rule.retries:
                     break

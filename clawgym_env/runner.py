@@ -263,7 +263,7 @@ def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress
         progress.stop(StopReason.ENGINE_ERROR, str(session.engine_error))
     elif ended_by_itself and (session.overflowed or session.window_cut):
         progress.stop(StopReason.CONTEXT_LENGTH, progress.error)
-    if not _policy_asked(request, progress):
+    if not policy_asked(request, progress.tree):
         if progress.stop_reason is StopReason.COMPLETED:
             progress.stop(StopReason.HARNESS_ERROR, "The harness ended without a model call.")
         elif progress.stop_reason is StopReason.CONTEXT_LENGTH:
@@ -272,12 +272,13 @@ def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress
             )
 
 
-def _policy_asked(request: RolloutRequest, progress: _Progress) -> bool:
-    return len(progress.tree) > 0 or not request.adapter.calls_model
+def policy_asked(request: RolloutRequest, tree: PrefixTree) -> bool:
+    """Whether any call was captured, or the harness calls no model by design."""
+    return len(tree) > 0 or not request.adapter.calls_model
 
 
 def _rule(request: RolloutRequest, progress: _Progress) -> FailureRule:
-    return failure_rule(progress.stop_reason, policy_asked=_policy_asked(request, progress))
+    return failure_rule(progress.stop_reason, policy_asked=policy_asked(request, progress.tree))
 
 
 def _rollout(request: RolloutRequest, progress: _Progress, grade: Grade | None) -> Rollout:
