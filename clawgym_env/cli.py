@@ -100,12 +100,14 @@ def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> N
 
 @app.command(name="install")
 def install_command(name: Positional[str]) -> None:
-    """Put a harness into the cache, or every one: clawgym install pi|claude-code|openclaw|all.
+    """Put a harness into the cache, or every one: clawgym install pi|claude-code|…|all.
 
     Args:
-        name: which.
+        name: which; options as in "claude-code?version=2.0.76".
     """
-    registry.load("harness_adapters.install:install")(name, cache_dir(), log=print)
+    logging.getLogger("harness_adapters").setLevel(logging.INFO)
+    for spec in registry.HARNESSES if name == "all" else (name,):
+        registry.adapter(spec).install(cache_dir())
 
 
 @app.command(name="policy")

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 from clawgym_env.messages import ChatRequest, Dialect, Message
 from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.tasks.task import McpServer
 from clawgym_env.trace.calls import CallKind
 
 
@@ -35,6 +36,8 @@ class HarnessContext:
     """Tokens of one reply."""
     wall_clock_s: float
     seed: int
+    mcp_servers: tuple[McpServer, ...] = ()
+    """Tool servers of the task, for an adapter with `supports_mcp` to configure."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,10 @@ class ToolSpec:
     description: str
     parameters: Mapping[str, Json]
     """JSON schema of the arguments."""
+    kind: Literal["function", "custom"] = "function"
+    """custom: a free-form tool of the Responses API, whose input travels as plain text."""
+    namespace: str | None = None
+    """Responses only: the group the client declared the tool in, which its calls must name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -168,6 +168,7 @@ class Runner:
                     max_tokens=served.sampling.max_tokens,
                     wall_clock_s=limits.wall_clock_s,
                     seed=request.seed,
+                    mcp_servers=task.mcp_servers,
                 )
                 await _until_over(sandbox, adapter, context, session, progress)
                 clock = _lap(progress, "harness", clock)

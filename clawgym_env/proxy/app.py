@@ -15,13 +15,11 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
-import orjson
-
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.errors import ProxyError
-from clawgym_env.messages import Json
-from clawgym_env.proxy import chat, messages, streaming
+from clawgym_env.proxy import streaming
 from clawgym_env.proxy.connection import BodyTooLarge, ClientGone, Connection
+from clawgym_env.proxy.dialects import dialect_of, routes
 from clawgym_env.proxy.listener import Listener, make_config
 from clawgym_env.proxy.session import RolloutSession, SessionClosed, SessionSettings
 from clawgym_env.proxy.wire import STATUS, ErrorKind, WireDialect
@@ -38,11 +36,9 @@ logger = logging.getLogger(__name__)
 MAX_BODY = 32 << 20
 """Bytes of one request body. A history of 128k tokens is under 1 MB of text; what remains is for images, which are
 read as placeholders."""
+API_VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
 WORKERS = 4
 """Threads that parse and tokenise."""
-
-_CHAT: WireDialect = chat
-_MESSAGES: WireDialect = messages
 
 
 class ProxyServer:
@@ -139,22 +135,22 @@ class ProxyServer:
 
     async def _route(self, connection: Connection, only: RolloutSession | None) -> None:
         key, rest = split_path(connection.path)
-        dialect = _dialect_of(connection, rest)
+        dialect = dialect_of(rest, connection.headers)
+        operation = dialect.operation(rest)
         session = self._sessions.get(key)
         if session is None or (only is not None and session is not only):
             await _refuse(
                 connection, dialect, "not_found", "Expected the URL of a running rollout, got an unknown key."
             )
         elif connection.method != "POST":
-            await connection.reply(200, b"" if connection.method == "HEAD" else _probe_body(session, rest))
-        elif rest not in ("chat/completions", "messages", "messages/count_tokens"):
-            message = f"Expected chat/completions, messages or messages/count_tokens, got {rest!r}."
-            await _refuse(connection, dialect, "not_found", message)
+            await connection.reply(200, b"" if connection.method == "HEAD" else _probe_body(dialect, session, rest))
+        elif operation is None:
+            await _refuse(connection, dialect, "not_found", f"Expected one of {routes()}, got {rest!r}.")
         else:
             try:
                 async with session.body_room(connection.body_bound(MAX_BODY)):
                     body = await connection.read_body(MAX_BODY)
-                    await _call(connection, dialect, session, body, count=rest.endswith("count_tokens"))
+                    await _call(connection, dialect, session, body, path=rest, count=operation == "count")
             except BodyTooLarge as error:
                 await _refuse(connection, dialect, "too_large", str(error))
             except ProxyError as error:
@@ -164,13 +160,13 @@ class ProxyServer:
 
 
 async def _call(
-    connection: Connection, dialect: WireDialect, session: RolloutSession, body: bytes, *, count: bool
+    connection: Connection, dialect: WireDialect, session: RolloutSession, body: bytes, *, path: str, count: bool
 ) -> None:
     """Answer one model call (or count its prompt)."""
-    request, digest = await session.off_loop(lambda: session.read_request(dialect, body), len(body))
+    request, digest = await session.off_loop(lambda: session.read_request(dialect, body, path), len(body))
     if count:
         tokens = await session.count_tokens(request, connection.headers, size=len(body))
-        await connection.reply(200, messages.count_body(tokens))
+        await connection.reply(200, dialect.count_body(tokens))
         return
     call = session.submit(request, digest, connection.headers, size=len(body))
     if call is None:
@@ -182,47 +178,25 @@ async def _call(
 def split_path(path: str) -> tuple[str, str]:
     """Split `/r/<key>/v1/<rest>` into key and rest; both are empty for another path.
 
-    `/v1` may be missing or doubled: clients disagree about whose part of the URL it is.
+    The version may be missing or doubled: clients disagree about whose part of the URL it is.
     """
     parts = path.strip("/").split("/")
     if len(parts) < 2 or parts[0] != "r":
         return "", ""
     rest = parts[2:]
-    while rest and rest[0] == "v1":
+    while rest and rest[0] in API_VERSIONS:
         rest = rest[1:]
     return parts[1], "/".join(rest)
-
-
-def _dialect_of(connection: Connection, rest: str) -> WireDialect:
-    anthropic = rest.split("/")[0] == "messages" or "anthropic-version" in connection.headers
-    return _MESSAGES if anthropic and rest != "chat/completions" else _CHAT
 
 
 async def _refuse(connection: Connection, dialect: WireDialect, kind: ErrorKind, message: str) -> None:
     await connection.reply(STATUS[kind], dialect.error_body(kind, message))
 
 
-def _probe_body(session: RolloutSession, rest: str) -> bytes:
-    """Return model cards for /models, in a form both dialects read; an empty object for any other probe."""
-    name = rest.removeprefix("models/") if rest.startswith("models/") else "policy"
-    card: dict[str, Json] = {
-        "id": name,
-        "object": "model",
-        "type": "model",
-        "display_name": name,
-        "created": 0,
-        "created_at": "1970-01-01T00:00:00Z",
-        "owned_by": "clawgym",
-        "context_length": session.context_length,
-        "max_model_len": session.context_length,
-    }
+def _probe_body(dialect: WireDialect, session: RolloutSession, rest: str) -> bytes:
+    """Return model cards for /models; an empty object for any other probe."""
     if rest == "models":
-        listing: dict[str, Json] = {
-            "object": "list",
-            "data": [card],
-            "has_more": False,
-            "first_id": name,
-            "last_id": name,
-        }
-        return orjson.dumps(listing)
-    return orjson.dumps(card) if rest.startswith("models/") else b"{}"
+        return dialect.models_body(None, session.context_length)
+    if rest.startswith("models/"):
+        return dialect.models_body(rest.removeprefix("models/"), session.context_length)
+    return b"{}"

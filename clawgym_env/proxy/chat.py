@@ -14,11 +14,9 @@ import orjson
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, FinishReason, Json, Message, Role, ToolCall, ToolSpec
 from clawgym_env.proxy import wire
-from clawgym_env.proxy.wire import ErrorKind
+from clawgym_env.proxy.wire import ErrorKind, Operation
 
 NAME: Dialect = "chat"
-KEEP_ALIVE = b": keep-alive\n\n"
-
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -71,7 +69,12 @@ _ERROR_TYPES: Mapping[ErrorKind, str] = {
 }
 
 
-def parse_request(body: bytes) -> ChatRequest:
+def operation(path: str) -> Operation | None:
+    """Return "generate" for chat/completions, the only route."""
+    return "generate" if path == "chat/completions" else None
+
+
+def parse_request(body: bytes, path: str = "") -> ChatRequest:
     """Translate a body of POST /v1/chat/completions."""
     fields = wire.read_object(body)
     if fields.get("n") not in (None, 1):
@@ -163,7 +166,7 @@ def _tool(value: Json, where: str) -> ToolSpec:
     )
 
 
-def render_completion(completion: Completion) -> bytes:
+def render_completion(completion: Completion, request: ChatRequest) -> bytes:
     """Return the `chat.completion` body."""
     message: dict[str, Json] = {"role": "assistant", "content": completion.content, "refusal": None}
     if completion.tool_calls:
@@ -193,6 +196,11 @@ def render_completion(completion: Completion) -> bytes:
 def opening_event(completion_id: str, request: ChatRequest, prompt_tokens: int) -> bytes:
     """Return the chunk that names the role."""
     return _chunk(completion_id, request.model, {"role": "assistant", "content": ""}, None)
+
+
+def keep_alive(completion_id: str, request: ChatRequest) -> bytes:
+    """Return a comment line."""
+    return b": keep-alive\n\n"
 
 
 def stream_events(completion: Completion, request: ChatRequest) -> Iterator[bytes]:
@@ -235,6 +243,16 @@ def _usage(completion: Completion) -> dict[str, Json]:
         "completion_tokens": completion.completion_tokens,
         "total_tokens": completion.prompt_tokens + completion.completion_tokens,
     }
+
+
+def count_body(prompt_tokens: int) -> bytes:
+    """Return a count; the API has no such route."""
+    return orjson.dumps({"prompt_tokens": prompt_tokens})
+
+
+def models_body(name: str | None, context_length: int) -> bytes:
+    """Return a model card or `/models`."""
+    return wire.openai_models(name, context_length)
 
 
 def error_body(kind: ErrorKind, message: str) -> bytes:

@@ -14,10 +14,9 @@ import orjson
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message, ToolCall, ToolSpec
 from clawgym_env.proxy import wire
-from clawgym_env.proxy.wire import ErrorKind
+from clawgym_env.proxy.wire import ErrorKind, Operation
 
 NAME: Dialect = "messages"
-KEEP_ALIVE = wire.sse(b'{"type":"ping"}', "ping")
 
 _SIGNATURE = "Y2xhd2d5bQ=="
 """On thinking blocks. Clients send it back unverified, as base64."""
@@ -45,7 +44,13 @@ _ERROR_TYPES: Mapping[ErrorKind, str] = {
 # `overloaded_error` would be the natural type of a 503, but clients treat it as a reason to switch models.
 
 
-def parse_request(body: bytes) -> ChatRequest:
+def operation(path: str) -> Operation | None:
+    """Return what messages and messages/count_tokens ask for."""
+    routes: dict[str, Operation] = {"messages": "generate", "messages/count_tokens": "count"}
+    return routes.get(path)
+
+
+def parse_request(body: bytes, path: str = "") -> ChatRequest:
     """Translate a body of POST /v1/messages or /v1/messages/count_tokens."""
     fields = wire.read_object(body)
     messages: list[Message] = []
@@ -156,7 +161,7 @@ def _tools(value: Json, loaded: frozenset[str]) -> tuple[ToolSpec, ...]:
     return tuple(tools)
 
 
-def render_completion(completion: Completion) -> bytes:
+def render_completion(completion: Completion, request: ChatRequest) -> bytes:
     """Return the `message` body."""
     content: list[Json] = []
     if completion.reasoning:
@@ -175,7 +180,12 @@ def render_completion(completion: Completion) -> bytes:
 def opening_event(completion_id: str, request: ChatRequest, prompt_tokens: int) -> bytes:
     """Return `message_start`, which tells the client its true prompt length, and a first `ping`."""
     message = _envelope(completion_id, request.model, prompt_tokens, 1)
-    return _event("message_start", message=message) + KEEP_ALIVE
+    return _event("message_start", message=message) + keep_alive(completion_id, request)
+
+
+def keep_alive(completion_id: str, request: ChatRequest) -> bytes:
+    """Return a `ping`."""
+    return wire.sse(b'{"type":"ping"}', "ping")
 
 
 def stream_events(completion: Completion, request: ChatRequest) -> Iterator[bytes]:
@@ -236,6 +246,11 @@ def _stop(completion: Completion) -> dict[str, Json]:
 def count_body(prompt_tokens: int) -> bytes:
     """Return the answer of POST /v1/messages/count_tokens."""
     return orjson.dumps({"input_tokens": prompt_tokens})
+
+
+def models_body(name: str | None, context_length: int) -> bytes:
+    """Return a model card or `/models`."""
+    return wire.openai_models(name, context_length)
 
 
 def error_body(kind: ErrorKind, message: str) -> bytes:

@@ -197,7 +197,7 @@ class RolloutSession:
             await asyncio.wait({running})  # a thread cannot be stopped, and what it touches must not be shared
             raise
 
-    def read_request(self, dialect: WireDialect, body: bytes) -> tuple[ChatRequest, bytes]:
+    def read_request(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
         """Parse a body, apply the adapter's rewrites and name the result. Thread-safe.
 
         Returns:
@@ -207,7 +207,7 @@ class RolloutSession:
             ProxyError: the body is no request of this dialect, or nests too deeply.
         """
         with _bounded_depth():
-            request = dialect.parse_request(body)
+            request = dialect.parse_request(body, path)
             if self._adapter is not None:
                 request = self._adapter.rewrite(request)
             parts = (request.dialect, request.model, request.messages, request.tools, request.max_tokens, request.stop)

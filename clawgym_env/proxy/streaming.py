@@ -36,7 +36,7 @@ async def answer(
             if request.stream:
                 await _stream(connection, dialect, request, session=session, call=call)
             else:
-                await _whole(connection, dialect, session=session, call=call)
+                await _whole(connection, dialect, request, session=session, call=call)
         except SessionClosed:
             await connection.reset()
         except (ClientGone, ProxyError):
@@ -51,9 +51,11 @@ async def answer(
             await connection.reset()
 
 
-async def _whole(connection: Connection, dialect: WireDialect, *, session: RolloutSession, call: PendingCall) -> None:
+async def _whole(
+    connection: Connection, dialect: WireDialect, request: ChatRequest, *, session: RolloutSession, call: PendingCall
+) -> None:
     await connection.until(call.completed)
-    if await connection.reply(200, dialect.render_completion(call.completed.result())):
+    if await connection.reply(200, dialect.render_completion(call.completed.result(), request)):
         session.mark_delivered(call)
 
 
@@ -65,7 +67,7 @@ async def _stream(
     await connection.start_stream()
     await connection.write(dialect.opening_event(call.id, request, call.rendered.result()))
     while not await connection.until(call.completed, session.settings.keep_alive_s):
-        await connection.write(dialect.KEEP_ALIVE)
+        await connection.write(dialect.keep_alive(call.id, request))
     if call.completed.exception() is not None:
         await connection.reset()
         return

@@ -1,6 +1,7 @@
 """What the dialect modules share: the shape of a dialect, and careful reading of JSON that others wrote.
 
-Each of `chat` and `messages` is a module with the functions of `WireDialect`; `app` and `streaming` talk to it only.
+Each of `chat`, `messages`, `responses` and `gemini` is a module with the functions of `WireDialect`; `dialects` lists
+them, and `app` and `streaming` talk to them through it only.
 Invariant: whatever a body holds, reading it ends in a value of the promised type or in a `ProxyError` that names the
 field; never in another exception.
 """
@@ -16,6 +17,7 @@ import orjson
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message, well_formed
 
+Operation = Literal["generate", "count"]
 ErrorKind = Literal["invalid_request", "not_found", "too_large", "unavailable"]
 
 STATUS: Mapping[ErrorKind, int] = {"invalid_request": 400, "not_found": 404, "too_large": 413, "unavailable": 503}
@@ -29,24 +31,38 @@ class WireDialect(Protocol):
     """One API as harnesses speak it. Implemented by modules."""
 
     NAME: Dialect
-    KEEP_ALIVE: bytes
-    """Sent while a turn generates; every client of the dialect ignores it."""
 
-    def parse_request(self, body: bytes) -> ChatRequest:
-        """Translate a request body.
+    def operation(self, path: str) -> Operation | None:
+        """Say what a POST to `path` asks for: a turn, the count of its prompt tokens, or nothing this dialect knows.
+
+        Args:
+            path: what stands behind the key and the API version, such as "chat/completions".
+        """
+
+    def parse_request(self, body: bytes, path: str = "") -> ChatRequest:
+        """Translate a request body; Gemini names model and streaming in the path.
 
         Raises:
             ProxyError: the body is not a request of this dialect; the message names the field.
         """
 
-    def render_completion(self, completion: Completion) -> bytes:
+    def render_completion(self, completion: Completion, request: ChatRequest) -> bytes:
         """Return the body of a non-streaming answer."""
 
     def opening_event(self, completion_id: str, request: ChatRequest, prompt_tokens: int) -> bytes:
         """Return what a stream begins with, known before anything is generated."""
 
+    def keep_alive(self, completion_id: str, request: ChatRequest) -> bytes:
+        """Return what is sent while a turn generates: it resets the client's clock and means nothing."""
+
     def stream_events(self, completion: Completion, request: ChatRequest) -> Iterator[bytes]:
         """Yield the rest of the stream; the last item ends the turn for the client."""
+
+    def count_body(self, prompt_tokens: int) -> bytes:
+        """Return the answer of the dialect's token counting route."""
+
+    def models_body(self, name: str | None, context_length: int) -> bytes:
+        """Return the card of one model, or the listing (None): any name is a model here."""
 
     def error_body(self, kind: ErrorKind, message: str) -> bytes:
         """Return an error in the dialect's own form."""
@@ -188,3 +204,23 @@ def sse(data: bytes, event: str | None = None) -> bytes:
     """Frame one server-sent event."""
     prefix = b"" if event is None else b"event: " + event.encode() + b"\n"
     return prefix + b"data: " + data + b"\n\n"
+
+
+def openai_models(name: str | None, context_length: int) -> bytes:
+    """Return a model card, or the listing of the one model (None), in a form OpenAI and Anthropic clients both read."""
+    card: dict[str, Json] = {
+        "id": name or "policy",
+        "object": "model",
+        "type": "model",
+        "display_name": name or "policy",
+        "created": 0,
+        "created_at": "1970-01-01T00:00:00Z",
+        "owned_by": "clawgym",
+        "context_length": context_length,
+        "max_model_len": context_length,
+    }
+    if name is not None:
+        return write_json(card)
+    return write_json(
+        {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
+    )

@@ -49,6 +49,18 @@ class TaskFile(BaseModel):
         return self.source.read_bytes()
 
 
+class McpServer(BaseModel):
+    """A tool server of a task. The harness starts it inside the sandbox and speaks MCP to it over stdio."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")
+    """Harnesses put it into the names of its tools, such as `mcp__docs__search`."""
+    command: tuple[str, ...] = Field(min_length=1)
+    """Program and arguments, run in the workspace."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+
+
 class Task(BaseModel):
     """One task. Compare and hash by `id`."""
 
@@ -63,6 +75,7 @@ class Task(BaseModel):
     """Run in the workspace; the last line of stdout is the score."""
     workdir: str = WORKDIR
     memory_mb: int = 2048
+    mcp_servers: tuple[McpServer, ...] = ()
     limits: Limits = Limits()
     metadata: Mapping[str, JsonValue] = Field(default_factory=dict)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import HarnessError
-from harness_adapters.install import install
 from harness_adapters.node import node_folder
 from harness_adapters.npm import NpmProduct
 from harness_adapters.staging import staged, tail
@@ -102,11 +101,6 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(HarnessError, match="Expected to write to the cache"):
         PRODUCT.install(tmp_path / "file", print)
-
-
-def test_an_unknown_name_lists_what_can_be_installed(tmp_path: Path) -> None:
-    with pytest.raises(HarnessError, match="all, pi, claude-code, openclaw, got 'aider'"):
-        install("aider", tmp_path, log=print)
 
 
 def test_the_end_of_an_output_is_kept() -> None:

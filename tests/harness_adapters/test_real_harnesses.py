@@ -18,16 +18,14 @@ from clawgym_env.registry import adapter
 from clawgym_env.sandbox.base import WORKDIR, SandboxSpec
 from clawgym_env.sandbox.local import LocalBackend
 from clawgym_env.trace.prefix_tree import PrefixTree
-from harness_adapters.install import install
 
 PORT = 8080
 
 
-def installed(name: str) -> Path:
+def installed(harness: HarnessAdapter) -> Path:
     """Return the install cache with a harness in it."""
     cache = cache_dir()
-    if name != "mini":
-        install(name, cache, log=print)
+    harness.install(cache)
     return cache
 
 
@@ -77,7 +75,7 @@ CASES = [
 def test_it_does_the_task_and_every_sampled_token_is_trained(spec: str, tool: str, arguments: dict[str, str]) -> None:
     replies = [f"On it.\n{tool_call(tool, **arguments)}", "Done: a.txt says hi."]
     harness = adapter(spec)
-    done, tree, written, engine = asyncio.run(play(harness, replies, installed(harness.name)))
+    done, tree, written, engine = asyncio.run(play(harness, replies, installed(harness)))
     assert (done.exit_code, done.response, written) == (0, "Done: a.txt says hi.", b"hi"), done
     assert [call.kind for call in tree.calls] == ["main", "main"], tree.outline()
     assert [call.lineage_parent for call in tree.calls] == [None, 0]
@@ -91,6 +89,6 @@ def test_it_does_the_task_and_every_sampled_token_is_trained(spec: str, tool: st
 def test_two_rollouts_of_a_task_share_their_prompts(spec: str, tool: str, arguments: dict[str, str]) -> None:
     harness = adapter(spec)
     replies = [tool_call(tool, **arguments), "Done."]
-    cache = installed(harness.name)
+    cache = installed(harness)
     one, other = (asyncio.run(play(harness, replies, cache))[1] for _ in range(2))
     assert [one.prompt(i).tolist() for i in range(2)] == [other.prompt(i).tolist() for i in range(2)]

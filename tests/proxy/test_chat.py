@@ -36,6 +36,10 @@ def completion(**changes: Any) -> Completion:
     return Completion(**{**values, **changes})
 
 
+def whole(done: Completion) -> bytes:
+    return chat.render_completion(done, ChatRequest(chat.NAME, "policy", (Message("user", "hi"),)))
+
+
 def streamed(done: Completion, *, include_usage: bool = False) -> list[Any]:
     """Return the data of every event, `[DONE]` checked and taken off."""
     request = ChatRequest("chat", "policy", (Message("user", "hi"),), stream=True, include_usage=include_usage)
@@ -148,7 +152,7 @@ def test_a_bad_body_is_refused_with_the_field_named(body: bytes, words: str) -> 
 
 
 def test_a_whole_answer_has_text_calls_and_true_counts() -> None:
-    body = json.loads(chat.render_completion(completion(tool_calls=CALLS, finish_reason="tool_calls", reasoning="hm")))
+    body = json.loads(whole(completion(tool_calls=CALLS, finish_reason="tool_calls", reasoning="hm")))
     assert body.pop("created") > 0
     assert body == {
         "id": "chatcmpl-abc",
@@ -185,7 +189,7 @@ def test_a_whole_answer_has_text_calls_and_true_counts() -> None:
 
 @pytest.mark.parametrize(("calls", "content"), [((), ""), (CALLS, None)])
 def test_content_is_null_only_beside_tool_calls(calls: tuple[ToolCall, ...], content: str | None) -> None:
-    body = json.loads(chat.render_completion(completion(content="", tool_calls=calls)))
+    body = json.loads(whole(completion(content="", tool_calls=calls)))
     assert body["choices"][0]["message"]["content"] == content
 
 
@@ -232,7 +236,7 @@ def test_the_usage_chunk_comes_last_and_only_when_asked_for() -> None:
 
 def test_malformed_arguments_travel_as_they_were_sampled() -> None:
     broken = completion(tool_calls=(ToolCall("c", "bash", '{"command": "l'),))
-    body = json.loads(chat.render_completion(broken))
+    body = json.loads(whole(broken))
     assert body["choices"][0]["message"]["tool_calls"][0]["function"]["arguments"] == '{"command": "l'
     assert streamed(broken)[2]["choices"][0]["delta"]["tool_calls"][0]["function"]["arguments"] == '{"command": "l'
 

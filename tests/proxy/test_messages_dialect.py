@@ -32,6 +32,10 @@ def completion(**changes: Any) -> Completion:
     return Completion(**{**values, **changes})
 
 
+def whole(done: Completion) -> bytes:
+    return messages.render_completion(done, ChatRequest(messages.NAME, "policy", (Message("user", "hi"),)))
+
+
 def streamed(done: Completion) -> list[tuple[str, Any]]:
     """Return (event name, data) of a whole stream."""
     request = ChatRequest("messages", "policy", (Message("user", "hi"),), stream=True)
@@ -155,9 +159,7 @@ def test_a_bad_body_is_refused_with_the_field_named(fields: dict[str, Any], word
 
 
 def test_a_whole_answer_has_thinking_text_calls_and_true_counts() -> None:
-    body = json.loads(
-        messages.render_completion(completion(tool_calls=CALLS, finish_reason="tool_calls", reasoning="hm"))
-    )
+    body = json.loads(whole(completion(tool_calls=CALLS, finish_reason="tool_calls", reasoning="hm")))
     thinking = body["content"].pop(0)
     assert (thinking["type"], thinking["thinking"]) == ("thinking", "hm")
     assert isinstance(thinking["signature"], str)
@@ -193,7 +195,7 @@ def test_a_whole_answer_has_thinking_text_calls_and_true_counts() -> None:
 )
 def test_stop_reasons_are_the_dialects_own(finish: str, stop_sequence: str | None, reason: str) -> None:
     done = completion(finish_reason=finish, stop_sequence=stop_sequence)
-    body = json.loads(messages.render_completion(done))
+    body = json.loads(whole(done))
     assert (body["stop_reason"], body["stop_sequence"]) == (reason, stop_sequence)
     assert streamed(done)[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": stop_sequence}
 
@@ -223,7 +225,7 @@ def test_malformed_arguments_lose_nothing() -> None:
     broken = completion(content="", tool_calls=(ToolCall("c", "Bash", '{"command": "l'),))
     deltas = [data["delta"] for name, data in streamed(broken) if name == "content_block_delta"]
     assert deltas == [{"type": "input_json_delta", "partial_json": '{"command": "l'}]
-    assert json.loads(messages.render_completion(broken))["content"] == [
+    assert json.loads(whole(broken))["content"] == [
         {"type": "text", "text": '{"command": "l'},
         {"type": "tool_use", "id": "c", "name": "Bash", "input": {}},
     ]
