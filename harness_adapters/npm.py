@@ -32,7 +32,8 @@ class NpmProduct:
     version: str
     package: str
     program: str
-    """What is run, relative to the install folder, as a pattern: a script for node, or (`native`) an executable."""
+    """What is run, relative to the install folder, as a pattern: a script for node, or (`native`) an executable. Where
+    several match, as builds for older processors do, the first that starts here is taken."""
     native: bool = False
 
     @property
@@ -82,21 +83,30 @@ class NpmProduct:
                     f"Expected npm to install {self.package}@{self.version}, got exit code {done.returncode}. "
                     f"The end of its output:\n{tail(done.stdout + done.stderr)}"
                 )
-            self._link(stage)
-            self._verify(stage, node)
+            self._link(stage, node)
             log(f"{self.name} {self.version} works.")
 
-    def _link(self, stage: Path) -> None:
-        found = sorted(stage.glob(self.program))
-        if len(found) != 1:
-            raise HarnessError(
-                f"Expected one {self.program} in {self.package}@{self.version}, got {len(found)}. "
-                "There may be no build for this processor."
-            )
-        (stage / LINK).symlink_to(found[0].relative_to(stage))
+    def _link(self, stage: Path, node: Path) -> None:
+        """Link the first match that starts on this machine.
 
-    def _verify(self, stage: Path, node: Path) -> None:
-        program = stage / LINK
+        Raises:
+            HarnessError: none does.
+        """
+        fault: str | None = (
+            f"Expected a {self.program} in {self.package}@{self.version}, got none. "
+            "There may be no build for this processor."
+        )
+        link = stage / LINK
+        for found in sorted(stage.glob(self.program)):
+            link.symlink_to(found.relative_to(stage))
+            fault = self._fault(link, node)
+            if fault is None:
+                return
+            link.unlink()
+        raise HarnessError(fault)
+
+    def _fault(self, program: Path, node: Path) -> str | None:
+        """Return why the product does not start on this machine; None where it does."""
         command = [program] if self.native else [node / "bin/node", program]
         with tempfile.TemporaryDirectory() as home:
             env = {"PATH": os.defpath, "HOME": home}
@@ -105,8 +115,7 @@ class NpmProduct:
                     [*command, "--version"], capture_output=True, stdin=subprocess.DEVNULL, env=env, timeout=VERIFY_S
                 )
             except (OSError, subprocess.TimeoutExpired) as error:
-                raise HarnessError(f"Expected {self.name} to start here, got: {error}") from error
+                return f"Expected {self.name} to start here, got: {error}"
         if self.version.encode() not in done.stdout + done.stderr:
-            raise HarnessError(
-                f"Expected {self.name} --version to print {self.version}, got: {tail(done.stdout + done.stderr)}"
-            )
+            return f"Expected {self.name} --version to print {self.version}, got: {tail(done.stdout + done.stderr)}"
+        return None

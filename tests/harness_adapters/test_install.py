@@ -58,7 +58,7 @@ def test_a_product_is_installed_without_its_install_scripts_and_once(tmp_path: P
     ("npm", "version", "words"),
     [
         ("seq 99; echo 'npm error E404' >&2; exit 1", "1.2.3", "exit code 1(.|\n)*npm error E404"),
-        ("true", "1.2.3", "Expected one node_modules/[*]/cli.js in @toy/agent@1.2.3, got 0"),
+        ("true", "1.2.3", "Expected a node_modules/[*]/cli.js in @toy/agent@1.2.3, got none"),
         (UNPACK, "9.9.9", "Expected toy --version to print 1.2.3, got: toy 9.9.9"),
     ],
 )
@@ -67,6 +67,17 @@ def test_a_failed_install_says_why_and_leaves_nothing(tmp_path: Path, npm: str, 
     with pytest.raises(HarnessError, match=words):
         put(tmp_path)
     assert [path.name for path in (tmp_path / "harnesses").iterdir()] == [".toy-1.2.3.lock"]
+
+
+def test_the_first_build_that_starts_here_is_taken(tmp_path: Path) -> None:
+    def build(name: str, does: str) -> str:
+        toy = f"node_modules/{name}/toy"
+        return f"mkdir -p node_modules/{name}; echo '#!/bin/sh' > {toy}; echo '{does}' >> {toy}; chmod 755 {toy}; "
+
+    fake_node(tmp_path, build("toy-x64", "kill -ILL $$") + build("toy-x64-baseline", "echo 1.2.3"))
+    product = NpmProduct("toy", "1.2.3", "@toy/agent", "node_modules/toy-*/toy", native=True)
+    product.install(tmp_path, print)
+    assert (product.folder(tmp_path) / "program").readlink() == Path("node_modules/toy-x64-baseline/toy")
 
 
 def test_installers_at_the_same_time_do_the_work_once(tmp_path: Path) -> None:
