@@ -84,6 +84,8 @@ class ChatRequest:
     stream: bool = False
     include_usage: bool = False
     """Chat only: whether a stream ends with a chunk of token counts."""
+    stream_as_array: bool = False
+    """Gemini only: whether a stream is one JSON array instead of events."""
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
     client_sampling: Mapping[str, Json] = field(default_factory=dict)

@@ -150,7 +150,14 @@ class ProxyServer:
             try:
                 async with session.body_room(connection.body_bound(MAX_BODY)):
                     body = await connection.read_body(MAX_BODY)
-                    await _call(connection, dialect, session, body, path=rest, count=operation == "count")
+                    await _call(
+                        connection,
+                        dialect,
+                        session,
+                        body,
+                        path=f"{rest}?{connection.query}",
+                        count=operation == "count",
+                    )
             except BodyTooLarge as error:
                 await _refuse(connection, dialect, "too_large", str(error))
             except ProxyError as error:

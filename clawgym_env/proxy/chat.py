@@ -17,6 +17,7 @@ from clawgym_env.proxy import wire
 from clawgym_env.proxy.wire import ErrorKind, Operation
 
 NAME: Dialect = "chat"
+ROUTES: tuple[str, ...] = ("chat/completions",)
 _SAMPLING = (
     "temperature",
     "top_p",
@@ -70,8 +71,8 @@ _ERROR_TYPES: Mapping[ErrorKind, str] = {
 
 
 def operation(path: str) -> Operation | None:
-    """Return "generate" for chat/completions, the only route."""
-    return "generate" if path == "chat/completions" else None
+    """Return "generate" for the only route."""
+    return "generate" if path in ROUTES else None
 
 
 def parse_request(body: bytes, path: str = "") -> ChatRequest:

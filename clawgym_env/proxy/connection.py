@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+JSON_STREAM = b"application/json; charset=utf-8"
 _DRAIN_POLL_S = 0.01
 
 
@@ -48,6 +50,7 @@ class Connection:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self.method: str = scope["method"]
         self.path: str = scope["path"]
+        self.query: str = scope["query_string"].decode("latin-1")
         self.headers: Mapping[str, str] = {
             name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]
         }
@@ -113,9 +116,9 @@ class Connection:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
         return await self.finish(body)
 
-    async def start_stream(self) -> None:
-        """Send the headers of an event stream."""
-        headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+    async def start_stream(self, content_type: bytes = EVENT_STREAM) -> None:
+        """Send the headers of a stream."""
+        headers = [(b"content-type", content_type), (b"cache-control", b"no-cache")]
         await self._send({"type": "http.response.start", "status": 200, "headers": headers})
 
     async def write(self, data: bytes) -> None:

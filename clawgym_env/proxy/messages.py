@@ -17,6 +17,8 @@ from clawgym_env.proxy import wire
 from clawgym_env.proxy.wire import ErrorKind, Operation
 
 NAME: Dialect = "messages"
+_OPERATIONS: Mapping[str, Operation] = {"messages": "generate", "messages/count_tokens": "count"}
+ROUTES: tuple[str, ...] = tuple(_OPERATIONS)
 
 _SIGNATURE = "Y2xhd2d5bQ=="
 """On thinking blocks. Clients send it back unverified, as base64."""
@@ -46,8 +48,7 @@ _ERROR_TYPES: Mapping[ErrorKind, str] = {
 
 def operation(path: str) -> Operation | None:
     """Return what messages and messages/count_tokens ask for."""
-    routes: dict[str, Operation] = {"messages": "generate", "messages/count_tokens": "count"}
-    return routes.get(path)
+    return _OPERATIONS.get(path)
 
 
 def parse_request(body: bytes, path: str = "") -> ChatRequest:

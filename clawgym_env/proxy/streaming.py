@@ -11,7 +11,7 @@ import logging
 
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
 from clawgym_env.messages import ChatRequest
-from clawgym_env.proxy.connection import ClientGone, Connection
+from clawgym_env.proxy.connection import EVENT_STREAM, JSON_STREAM, ClientGone, Connection
 from clawgym_env.proxy.session import PendingCall, RolloutSession, SessionClosed
 from clawgym_env.proxy.wire import STATUS, WireDialect
 
@@ -64,7 +64,7 @@ async def _stream(
 ) -> None:
     if call.completed.done():
         call.completed.result()  # a failure that is already known gets its real status
-    await connection.start_stream()
+    await connection.start_stream(JSON_STREAM if request.stream_as_array else EVENT_STREAM)
     await connection.write(dialect.opening_event(call.id, request, call.rendered.result()))
     while not await connection.until(call.completed, session.settings.keep_alive_s):
         await connection.write(dialect.keep_alive(call.id, request))

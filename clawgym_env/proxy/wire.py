@@ -31,6 +31,8 @@ class WireDialect(Protocol):
     """One API as harnesses speak it. Implemented by modules."""
 
     NAME: Dialect
+    ROUTES: tuple[str, ...]
+    """What a POST may go to, behind the key and the API version, as an error message names it."""
 
     def operation(self, path: str) -> Operation | None:
         """Say what a POST to `path` asks for: a turn, the count of its prompt tokens, or nothing this dialect knows.
@@ -40,7 +42,10 @@ class WireDialect(Protocol):
         """
 
     def parse_request(self, body: bytes, path: str = "") -> ChatRequest:
-        """Translate a request body; Gemini names model and streaming in the path.
+        """Translate a request body.
+
+        Args:
+            path: as in `operation`, with the query; Gemini names model and streaming there.
 
         Raises:
             ProxyError: the body is not a request of this dialect; the message names the field.

@@ -53,7 +53,7 @@ def connect(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    scope = {"method": "POST", "path": "/", "headers": list(headers), "state": {"peer": peer}}
+    scope = {"method": "POST", "path": "/", "query_string": b"", "headers": list(headers), "state": {"peer": peer}}
     return Connection(scope, receive, send), sent, left
 
 
