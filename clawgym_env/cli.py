@@ -1,4 +1,4 @@
-"""The `clawgym` command: run rollouts, install harnesses, build policies, check tasks.
+"""The `clawgym` command: run rollouts or the proxy alone, install harnesses, build policies, check tasks.
 
 Every subcommand is a function whose signature is its command line. What goes wrong on purpose is one line on stderr
 and exit code 2; Ctrl-C closes what is open and exits with 130.
@@ -6,11 +6,13 @@ and exit code 2; Ctrl-C closes what is open and exits with 130.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,6 +30,7 @@ from clawgym_env.envs.service import DEFAULT_POLICY, DEFAULT_TASKS, RolloutServi
 from clawgym_env.errors import ClawGymError
 from clawgym_env.rollout import Rollout
 from clawgym_env.tasks.loading import load_tasks
+from clawgym_env.trace.store import RolloutStore
 
 app = tyro.extras.SubcommandApp()
 
@@ -96,6 +99,36 @@ def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> N
         print(summary(finished))
     finally:
         service.close()
+
+
+@dataclass(frozen=True)
+class ProxyArgs:
+    """What answers, and where."""
+
+    engine: str
+    """"scripted:FILE", "torch:POLICY" (tiny, smollm2 or a folder) or an import path."""
+    port: int = 8080
+    """Where harnesses connect; 0 takes a free one."""
+    host: str = "127.0.0.1"
+    """The address that port is opened on."""
+    advertise: str | None = None
+    """The host name written into base URLs, where harnesses do not reach us by --host."""
+    admin_port: int = 0
+    """Of the admin API, on 127.0.0.1; 0 takes a free one."""
+    admin_token_file: Path | None = None
+    """Its first line is the admin token; without it a random one is printed."""
+    max_tokens: int = 1024
+    """Sampled tokens of one model call."""
+    temperature: float = 1.0
+    """Of the sampling, whatever the harness asks for."""
+    run_dir: Path | None = None
+    """Keep every call in this folder."""
+
+
+@app.command(name="proxy")
+def proxy_command(args: OmitArgPrefixes[FlagCreatePairsOff[ProxyArgs]]) -> None:
+    """Run the proxy alone, for a harness that you start yourself: POST /rollouts on its admin port opens one."""
+    asyncio.run(_serve_proxy(args))
 
 
 @app.command(name="install")
@@ -181,6 +214,41 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("clawgym: interrupted; everything is closed", file=sys.stderr)
         return INTERRUPTED
     return 0
+
+
+async def _serve_proxy(args: ProxyArgs) -> None:
+    from clawgym_env.proxy.standalone import standalone_proxy, until_stopped  # the other commands start without
+
+    token = None if args.admin_token_file is None else _first_line(args.admin_token_file)
+    async with AsyncExitStack() as open_things:
+        store = None if args.run_dir is None else open_things.enter_context(RolloutStore(args.run_dir))
+        engine = registry.engine(args.engine, cache_dir())
+        open_things.push_async_callback(engine.close)
+        proxy = await open_things.enter_async_context(
+            standalone_proxy(
+                engine,
+                host=args.host,
+                port=args.port,
+                advertise=args.advertise,
+                admin_port=args.admin_port,
+                token=token,
+                sampling=SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature),
+                store=store,
+            )
+        )
+        print(f"models  {proxy.base_url}")
+        print(f"admin   {proxy.admin_url}")
+        if token is None:
+            print(f"token   {proxy.token}")
+        sys.stdout.flush()
+        await until_stopped()
+
+
+def _first_line(file: Path) -> str:
+    lines = file.read_text(encoding="utf-8").splitlines()
+    if not lines or not lines[0].strip():
+        raise ValueError(f"Expected a token on the first line of {str(file)!r}, got none.")
+    return lines[0].strip()
 
 
 def _draws(service: RolloutService, args: RolloutArgs) -> Iterator[Draw]:

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
 
+from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine
 from clawgym_env.errors import ClawGymError
 from clawgym_env.harness import HarnessAdapter
@@ -30,6 +31,8 @@ HARNESSES: Mapping[str, str] = MappingProxyType(
         "pi": "harness_adapters.pi:PiHarness",
         "claude-code": "harness_adapters.claude_code:ClaudeCodeHarness",
         "openclaw": "harness_adapters.openclaw:OpenClawHarness",
+        "qwen-code": "harness_adapters.qwen_code:QwenCodeHarness",
+        "opencode": "harness_adapters.opencode:OpenCodeHarness",
         "noop": "harness_adapters.noop:NoopHarness",
         "oracle": "harness_adapters.oracle:OracleHarness",
     }
@@ -85,15 +88,21 @@ def backend(spec: str | SandboxBackend) -> SandboxBackend:
     return made
 
 
-def engine(spec: str | Engine) -> Engine:
-    """Return an engine: `"scripted:FILE"`, an import path of a factory, or as it is."""
+def engine(spec: str | Engine, cache: Path | None = None) -> Engine:
+    """Return an engine: `"scripted:FILE"`, `"torch:POLICY"`, an import path of a factory, or as it is.
+
+    Args:
+        cache: where built policies are kept; the user's own cache by default.
+    """
     if not isinstance(spec, str):
         return spec
     kind, _, rest = spec.partition(":")
     if kind == "scripted":
         scripted: Engine = load("clawgym_env.engine.scripted:scripted_from_file")(Path(rest))
         return scripted
-    made: Engine = _resolve("engine", spec, {"scripted:FILE": ""})()
+    if kind == "torch":
+        return policy_engine(rest, cache or cache_dir())
+    made: Engine = _resolve("engine", spec, {"scripted:FILE": "", "torch:POLICY": ""})()
     return made
 
 

@@ -8,6 +8,7 @@ import sys
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 
 from clawgym_env import cli
@@ -72,6 +73,8 @@ def test_verbose_shows_the_tree_and_what_harness_and_grader_said(
         (["rollout", "--tasks", "/nowhere/at/all"], "/nowhere/at/all"),
         (["rollout", "--engine", "scripted:/nowhere.json"], "/nowhere.json"),
         (["rollout", "--temperature", "-1"], "temperature"),
+        (["proxy", "--engine", "torch:/nowhere/at/all"], "/nowhere/at/all"),
+        (["proxy", "--engine", "scribed"], "scripted:FILE"),
         (["rollout", "--sandbox", "no_such_module:Backend"], "no_such_module"),
         (["install", "minni"], "pi"),
         (["policy", "build", "large"], "tiny"),
@@ -143,3 +146,22 @@ def test_ctrl_c_ends_every_sandbox_and_exits_with_130(folder: Path) -> None:
     assert "Traceback" not in printed
     assert not is_running(int(pid_file.read_text()))
     assert not list(folder.glob("clawgym-*")), "temporary folders are removed"
+
+
+def test_proxy_serves_an_outside_harness_until_ctrl_c(folder: Path) -> None:
+    (folder / "token").write_text("secret\n")
+    argv = [sys.executable, "-m", "clawgym_env.cli", "proxy", "--engine", f"scripted:{folder / 'script.json'}"]
+    argv += ["--port", "0", "--admin-token-file", str(folder / "token"), "--run-dir", str(folder / "run")]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("models  http://127.0.0.1:"), process.communicate()
+        admin = process.stdout.readline().split()[1]
+        ticket = httpx.post(f"{admin}/rollouts", headers={"authorization": "Bearer secret"}).json()
+        body = {"model": "any", "messages": [{"role": "user", "content": "fruit?"}]}
+        answer = httpx.post(f"{ticket['base_url']}/v1/chat/completions", json=body, timeout=30)
+        assert answer.json()["choices"][0]["message"]["content"] == "apple or plum"
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, printed, errors) == (0, "", ""), "the token of a file is not printed"
+    with RolloutStore(folder / "run", read_only=True) as store:
+        assert len(store.calls(ticket["id"])) == 1

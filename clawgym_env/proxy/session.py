@@ -327,6 +327,15 @@ class RolloutSession:
             await asyncio.sleep(min(0.02, quiet_s))
         return self._tree
 
+    def call_in_hand(self) -> PendingCall:
+        """Return the call that the running task answers, for an engine that must know more of it than its prompt."""
+        task = asyncio.current_task()
+        return next(call for call in self._pending if call.task is task)
+
+    def snapshot(self) -> PrefixTree:
+        """Return the tree of the calls recorded so far; the session goes on. Kinds and states may still change."""
+        return self._tree if self._tree is not None else self._builder.freeze()
+
     async def close(self) -> None:
         """Kill the key, give up what is in flight, let go of held calls. Idempotent."""
         if not self.closed.done():
