@@ -10,6 +10,7 @@ IDS: dict[str, str] = {
     "mini": "Mini",
     "pi": "Pi",
     "claude-code": "ClaudeCode",
+    "codex": "Codex",
     "openclaw": "OpenClaw",
 }
 """Harness name (as in `clawgym install NAME`) to the middle of its id."""

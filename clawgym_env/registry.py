@@ -30,6 +30,7 @@ HARNESSES: Mapping[str, str] = MappingProxyType(
         "mini": "harness_adapters.mini.adapter:MiniHarness",
         "pi": "harness_adapters.pi:PiHarness",
         "claude-code": "harness_adapters.claude_code:ClaudeCodeHarness",
+        "codex": "harness_adapters.codex:CodexHarness",
         "openclaw": "harness_adapters.openclaw:OpenClawHarness",
         "qwen-code": "harness_adapters.qwen_code:QwenCodeHarness",
         "opencode": "harness_adapters.opencode:OpenCodeHarness",

@@ -1,0 +1,131 @@
+"""Adapter of Codex CLI (npm `@openai/codex`, a native program), on the responses dialect.
+
+History is append-only to the letter, so nothing is rewritten. The `Chunk ID` and `Wall time` in its tool results are
+drawn once per result and then stay: they defeat no prefix of their own rollout, and rollouts that have already run
+different commands share nothing there that a rewrite could save. Sub-agents are threads of their own, told apart by
+headers, as is compaction.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.messages import ChatRequest, Dialect, Json
+from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.trace.calls import CallKind
+from harness_adapters.launch import HOME, log_line
+from harness_adapters.npm import NpmProduct
+
+PRODUCT = NpmProduct(
+    name="codex",
+    version="0.171.0",
+    package="@openai/codex",
+    program="node_modules/@openai/codex-linux-*/vendor/*/bin/codex",
+    native=True,
+)
+PROVIDER = "clawgym"
+CONFIG = f"{HOME}/.codex/config.toml"
+KEY_VARIABLE = "CLAWGYM_API_KEY"
+
+
+class CodexHarness(HarnessAdapter):
+    """Codex CLI, headless."""
+
+    name = PRODUCT.name
+    version = PRODUCT.version
+    dialect: Dialect = "responses"
+    supports_mcp = True
+    memory_mb = 1024
+
+    def install(self, cache: Path) -> None:
+        PRODUCT.install(cache, log_line)
+
+    def mounts(self, cache: Path) -> tuple[Mount, ...]:
+        return PRODUCT.mounts(cache)
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
+        lines = (f"{key} = {toml(value)}\n" for key, value in config(context).items())
+        await sandbox.write_file(CONFIG, "".join(lines).encode())
+        argv = [*PRODUCT.argv, "exec", "--skip-git-repo-check", "--json", "-"]
+        env = {KEY_VARIABLE: context.api_key}
+        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
+        return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
+
+    def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
+        """Go by the headers; a request without them is not Codex's own."""
+        sent = {name.lower(): value for name, value in headers.items()}
+        kind = _request_kind(sent.get("x-codex-turn-metadata", ""))
+        if kind == "compaction":
+            return "compaction"
+        if "x-openai-subagent" in sent or "x-codex-parent-thread-id" in sent:
+            return "subagent"
+        return "main" if kind == "turn" else None
+
+
+def _request_kind(metadata: str) -> str | None:
+    try:
+        fields = json.loads(metadata)
+    except ValueError:
+        return None
+    return fields.get("request_kind") if isinstance(fields, dict) else None
+
+
+def config(context: HarnessContext) -> dict[str, Json]:
+    """Return `config.toml`: one provider, which is the proxy, the true window, and nothing that calls home."""
+    window = context.context_length
+    tool_output = min(10_000, window // 8)
+    provider: dict[str, Json] = {
+        "name": PROVIDER,
+        "base_url": f"{context.base_url}/v1",
+        "env_key": KEY_VARIABLE,
+        "wire_api": "responses",
+        "request_max_retries": 3,
+        "stream_max_retries": 3,
+        "stream_idle_timeout_ms": int(context.wall_clock_s * 1000),
+    }
+    return {
+        "model": context.model,
+        "model_provider": PROVIDER,
+        "approval_policy": "never",
+        "sandbox_mode": "danger-full-access",
+        # It compacts when the last reply's usage passes the limit: results and one more reply must fit beyond it.
+        "model_context_window": window,
+        "model_auto_compact_token_limit": max(window // 2, window - tool_output - context.max_tokens),
+        "tool_output_token_limit": tool_output,
+        "check_for_update_on_startup": False,
+        "analytics": {"enabled": False},
+        "features": {"plugins": False, "apps": False},
+        "model_providers": {PROVIDER: provider},
+        "mcp_servers": {
+            server.name: {"command": server.command[0], "args": [*server.command[1:]], "env": dict(server.env)}
+            for server in context.mcp_servers
+        },
+    }
+
+
+def toml(value: Json) -> str:
+    """Write a value on one line; JSON's strings, numbers and booleans are TOML's."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(map(toml, value)) + "]"
+    return json.dumps(value, ensure_ascii=False)
+
+
+def final_answer(stdout: bytes) -> str:
+    """Return the last message of the JSON events, empty where the turn failed."""
+    answer, completed = "", False
+    for line in stdout.splitlines():
+        try:
+            event = json.loads(line)
+        except ValueError:
+            continue
+        match event:
+            case {"type": "item.completed", "item": {"type": "agent_message", "text": str(text)}}:
+                answer = text
+            case {"type": "turn.completed"}:
+                completed = True
+    return answer if completed else ""
