@@ -17,7 +17,7 @@ from clawgym_env.proxy.responses_items import RAW_CALL, item_id, qualified, read
 from clawgym_env.proxy.wire import ErrorKind, Operation
 
 NAME: Dialect = "responses"
-ROUTES = ("responses", "responses/input_tokens")
+ROUTES: tuple[str, ...] = ("responses", "responses/input_tokens")
 
 _OPAQUE = "Y2xhd2d5bQ=="
 """`encrypted_content` of reasoning items: clients that keep no state drop a thought without it, and never look in."""
@@ -68,8 +68,7 @@ _ERROR_TYPES: Mapping[ErrorKind, str] = {
 
 def operation(path: str) -> Operation | None:
     """Return what responses and responses/input_tokens ask for; the routes of kept responses are not here."""
-    generate, count = ROUTES
-    routes: dict[str, Operation] = {generate: "generate", count: "count"}
+    routes: dict[str, Operation] = {"responses": "generate", "responses/input_tokens": "count"}
     return routes.get(path)
 
 
