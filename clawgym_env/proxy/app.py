@@ -150,14 +150,7 @@ class ProxyServer:
             try:
                 async with session.body_room(connection.body_bound(MAX_BODY)):
                     body = await connection.read_body(MAX_BODY)
-                    await _call(
-                        connection,
-                        dialect,
-                        session,
-                        body,
-                        path=f"{rest}?{connection.query}",
-                        count=operation == "count",
-                    )
+                    await _call(connection, dialect, session, body, path=rest, count=operation == "count")
             except BodyTooLarge as error:
                 await _refuse(connection, dialect, "too_large", str(error))
             except ProxyError as error:
@@ -170,7 +163,8 @@ async def _call(
     connection: Connection, dialect: WireDialect, session: RolloutSession, body: bytes, *, path: str, count: bool
 ) -> None:
     """Answer one model call (or count its prompt)."""
-    request, digest = await session.off_loop(lambda: session.read_request(dialect, body, path), len(body))
+    target = f"{path}?{connection.query}"
+    request, digest = await session.off_loop(lambda: session.read_request(dialect, body, target), len(body))
     if count:
         tokens = await session.count_tokens(request, connection.headers, size=len(body))
         await connection.reply(200, dialect.count_body(tokens))
