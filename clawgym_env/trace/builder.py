@@ -73,6 +73,7 @@ class _Node:
     marked: CallKind | None
     tool_names: tuple[str, ...]
     segment: int
+    echoes_parent: bool
     delivered_s: float | None = None
 
 
@@ -101,6 +102,8 @@ class TreeBuilder:
         self._calls: list[ModelCall] = []
         self._index = LineageIndex()
         self._children: dict[int | None, list[int]] = {}
+        self._compacted: set[int] = set()
+        """Segments that a compaction has summarised."""
         self._turn_ends: dict[Digest, tuple[int, int]] = {}
         """Exact history up to and including a reply, to (call, length): history(call)[:length] holds its tokens."""
 
@@ -157,7 +160,7 @@ class TreeBuilder:
         """
         index = len(self._calls)
         view, parent = prepared.view, prepared.lineage_parent
-        marked = marked_kind(prepared.request, opens=parent is None)
+        marked = marked_kind(prepared.request, opens=parent is None, new_system=view.new_system)
         call = ModelCall(
             id=completion.id,
             index=index,
@@ -180,10 +183,9 @@ class TreeBuilder:
             timing=CallTiming(prepared.arrived_s, generated_s, None),
         )
         call.validate()
-        opener = self._index.reopened(view)
-        segment = index if opener is None else self._nodes[opener].segment
         tool_names = tuple(tool.name for tool in prepared.request.tools)
-        self._nodes.append(_Node(call, prepared.declared, marked, tool_names, segment))
+        segment = self._segment(index, view, compaction="compaction" in (prepared.declared, marked))
+        self._nodes.append(_Node(call, prepared.declared, marked, tool_names, segment, view.echoes_parent))
         self._calls.append(call)
         self._children.setdefault(parent, []).append(index)
         self._index.add(view, completion)
@@ -209,6 +211,7 @@ class TreeBuilder:
                 tool_names=node.tool_names,
                 request_hash=node.call.request_hash,
                 delivered=node.delivered_s is not None,
+                echoes_parent=node.echoes_parent,
                 trainable_tokens=0 if node.call.starved else len(node.call.token_ids),
             )
             for node in self._nodes
@@ -226,6 +229,20 @@ class TreeBuilder:
                 for node, kind, state in zip(self._nodes, kinds, states, strict=True)
             ]
         )
+
+    def _segment(self, index: int, view: RequestView, *, compaction: bool) -> int:
+        """Return the segment of a call: that of the conversation it goes on with or opens again.
+
+        A compaction ends the segment it summarises: what then opens with the very same request is a new one.
+        """
+        if view.parent is not None:
+            segment = self._nodes[view.parent].segment
+            if compaction:
+                self._compacted.add(segment)
+            return segment
+        opener = self._index.reopened(view)
+        again = None if opener is None else self._nodes[opener].segment
+        return index if again is None or again in self._compacted else again
 
     def _prompt(self, view: RequestView, request: ChatRequest) -> tuple[_Prompt, str | None]:
         """Make the exact prompt, and say why it could not go on from the lineage parent's tokens."""

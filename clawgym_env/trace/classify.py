@@ -43,21 +43,24 @@ class CallFacts:
     tool_names: tuple[str, ...]
     request_hash: str
     delivered: bool
+    echoes_parent: bool
+    """The parent's reply stands in the request as it was sampled."""
     trainable_tokens: int
 
 
-def marked_kind(request: ChatRequest, *, opens: bool) -> CallKind | None:
+def marked_kind(request: ChatRequest, *, opens: bool, new_system: bool = False) -> CallKind | None:
     """Return the kind a summariser's or title writer's wording gives away, looking at system and last message only.
 
     The wording of a task is anybody's, so a call that offers tools and opens a conversation is never marked, nor is
-    one with tools by its system prompt, which it shares with the call that did.
+    one with tools by a system prompt that it shares with the call that did.
 
     Args:
         opens: the call has no lineage parent.
+        new_system: its system prompt is not the parent's: Claude Code 2.0 summarises under another one.
     """
     if opens and request.tools:
         return None
-    texts = [] if request.tools else [system_text(request.messages).lower()]
+    texts = [system_text(request.messages).lower()] if new_system or not request.tools else []
     if request.messages and request.messages[-1].role == "user":
         texts.append(request.messages[-1].content.lower())
     for text in texts:
@@ -106,11 +109,12 @@ def assign_states(calls: Sequence[CallFacts], kinds: Sequence[CallKind]) -> list
 
     Within a segment the path with most delivered calls is live, then the one with most trainable tokens, then the
     latest. Off it, a call is `retry` when the same request was sampled again later, `dead` otherwise. A reply that
-    never arrived is `undelivered`, unless the harness went on from it all the same.
+    never arrived is `undelivered`, unless the harness went on from all of it (not from a part) all the same.
     """
     parents = [_same_kind_parent(index, calls, kinds) for index in range(len(calls))]
     gone_on = {parent for parent in parents if parent is not None}
-    arrived = [call.delivered or index in gone_on for index, call in enumerate(calls)]
+    echoed = {call.lineage_parent for call in calls if call.echoes_parent}
+    arrived = [call.delivered or index in echoed for index, call in enumerate(calls)]
     scores: list[tuple[int, int]] = []
     groups: list[Hashable] = []
     for index, call in enumerate(calls):

@@ -39,6 +39,10 @@ class RequestView:
     parent: int | None = None
     drift: str | None = None
     """Why the parent's tokens cannot simply be gone on from."""
+    echoes_parent: bool = False
+    """Whether the parent's reply stands in the request as it was sampled."""
+    new_system: bool = False
+    """Whether the system prompt is another than the parent was asked under."""
     known: dict[int, int] = field(default_factory=dict)
     """Position of each assistant message that is a stored reply, to its call."""
     exact: list[Digest] = field(default_factory=list)
@@ -112,6 +116,8 @@ class LineageIndex:
         self._by_prompt: dict[Digest, list[int]] = {}
         """History a call was asked with, to those calls."""
         self._by_tool_call: dict[str, int] = {}
+        self._mute_opening: list[tuple[int, RequestView]] = []
+        """The latest call that opened a conversation and got a reply without text or tool call; at most one."""
         self._deliveries = 0
 
     def add(self, view: RequestView, completion: Completion) -> None:
@@ -134,6 +140,8 @@ class LineageIndex:
         self._by_history.setdefault(chain(history, reply), []).append(index)
         for call in completion.tool_calls:
             self._by_tool_call[bare_id(call.id)] = index
+        if view.parent is None and not completion.content.strip() and not completion.tool_calls:
+            self._mute_opening = [(index, view)]
 
     def mark_delivered(self, index: int) -> None:
         """Rank a call as the latest delivered."""
@@ -144,16 +152,12 @@ class LineageIndex:
         """Fill in parent, drift, known replies and exact digests of a view."""
         position = self._find_parent(view)
         self._recognise(view)
-        if view.parent is not None and view.drift is None:
+        if view.parent is not None:
             asked = self._calls[view.parent]
-            if view.known.get(position) != view.parent:
-                view.drift = "reasoning_rewritten"
-            elif asked.tools != view.tools:
-                view.drift = "tools_changed"
-            elif asked.systems != view.systems[position]:
-                view.drift = "system_changed"
-            elif view.last_foreign > position:
-                view.drift = "foreign_reply"
+            view.echoes_parent = view.known.get(position) == view.parent
+            view.new_system = asked.systems != view.systems[position]
+            if view.drift is None:
+                view.drift = self._drift(view, asked, position)
         view.exact = [view.tools]
         for at in range(len(view.messages)):
             view.exact.append(chain(view.exact[-1], self._exact_item(view, at)))
@@ -162,16 +166,35 @@ class LineageIndex:
         """Return an earlier call that opened the conversation this request, which has no parent, opens again.
 
         The same request, or one with more messages but without the reply: mini-swe-agent drops replies it rejects.
+        After a reply without any output, also one that says so inside a message: Claude Code and Gemini CLI do.
         """
         if view.parent is not None:
             return None
         for at in range(view.lasting, 0, -1):
             for index in self._by_prompt.get(view.histories[at], ()) if view.histories[at] else ():
-                if self._calls[index].parent is None:
+                if self._calls[index].parent is None and self._same_agent(index, view):
                     return index
             if view.messages[at - 1].role == "assistant":
                 return None
+        for index, mute in self._mute_opening:
+            if self._same_agent(index, view) and longer_by_a_hint(mute, view):
+                return index
         return None
+
+    def _same_agent(self, index: int, view: RequestView) -> bool:
+        """Whether a call has the role of a request; one that offers tools may have another system prompt."""
+        asked = self._calls[index]
+        return asked.role_hash == view.role_hash or (asked.tools == view.tools != tools_digest(()))
+
+    @staticmethod
+    def _drift(view: RequestView, asked: _Asked, position: int) -> str | None:
+        if not view.echoes_parent:
+            return "reasoning_rewritten"
+        if asked.tools != view.tools:
+            return "tools_changed"
+        if view.new_system:
+            return "system_changed"
+        return "foreign_reply" if view.last_foreign > position else None
 
     def _find_parent(self, view: RequestView) -> int:
         """Set parent and drift; return the position of the parent's reply, -1 without one."""
@@ -231,6 +254,17 @@ class LineageIndex:
             return view.digests[at]
         spelling = "\0".join([message.content, message.reasoning or "", *(c.arguments for c in message.tool_calls)])
         return chain(view.digests[at], spelling.encode("utf-8", "surrogatepass"))
+
+
+def longer_by_a_hint(mute: RequestView, view: RequestView) -> bool:
+    """Whether a request is an earlier one with text put behind that of one user message."""
+    if len(mute.digests) != len(view.digests):
+        return False
+    changed = [at for at in range(len(view.digests)) if mute.digests[at] != view.digests[at]]
+    if len(changed) != 1:
+        return False
+    before, after = mute.messages[changed[0]], view.messages[changed[0]]
+    return before.role == after.role == "user" and after.content.startswith(before.content)
 
 
 def message_digest(message: Message) -> Digest:

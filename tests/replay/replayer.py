@@ -196,4 +196,3 @@ async def eventually(condition: Callable[[], bool]) -> None:
     """Wait until something becomes true; the time limit of the exchange ends a wait in vain."""
     while not condition():  # noqa: ASYNC110 (what is waited for is inside the proxy, which has no event for a test)
         await asyncio.sleep(0.001)
-

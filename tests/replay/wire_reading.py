@@ -32,13 +32,16 @@ def read_error(dialect: Dialect, status: int, data: bytes) -> str:
     """Return the message of an error in the dialect's own form."""
     body = json.loads(data)
     if dialect == "messages":
-        assert body["type"] == "error" and isinstance(body["error"]["type"], str)
+        assert body["type"] == "error"
+        assert isinstance(body["error"]["type"], str)
     elif dialect == "gemini":
-        assert body["error"]["code"] == status and isinstance(body["error"]["status"], str)
+        assert body["error"]["code"] == status
+        assert isinstance(body["error"]["status"], str)
     else:
         assert body["error"].keys() >= {"message", "type", "param", "code"}
     message = body["error"]["message"]
-    assert isinstance(message, str) and message
+    assert isinstance(message, str)
+    assert message
     return message
 
 
@@ -65,7 +68,8 @@ def events(data: bytes) -> list[Event]:
 
 def _read(dialect: Dialect, body: Mapping[str, Any]) -> Reply:
     if dialect == "chat":
-        assert body["object"] == "chat.completion" and len(body["choices"]) == 1
+        assert body["object"] == "chat.completion"
+        assert len(body["choices"]) == 1
         choice = body["choices"][0]
         assert choice["message"]["role"] == "assistant"
         assert choice["finish_reason"] in CHAT_FINISHES
@@ -76,7 +80,8 @@ def _read(dialect: Dialect, body: Mapping[str, Any]) -> Reply:
         assert body["stop_reason"] in STOP_REASONS
         _check_usage(body["usage"], "input_tokens", "output_tokens")
     elif dialect == "responses":
-        assert body["object"] == "response" and body["status"] in ("completed", "incomplete")
+        assert body["object"] == "response"
+        assert body["status"] in ("completed", "incomplete")
         assert (body["status"] == "incomplete") == bool(body.get("incomplete_details"))
         _check_usage(body["usage"], "input_tokens", "output_tokens")
     else:
@@ -127,7 +132,8 @@ def assemble_messages(stream: Sequence[Event]) -> dict[str, Any]:
     parts = [(name, json.loads(data)) for name, data in stream]
     assert all(name == part["type"] for name, part in parts)
     kinds = [part["type"] for _, part in parts if part["type"] != "ping"]
-    assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
+    assert kinds[0] == "message_start"
+    assert kinds[-2:] == ["message_delta", "message_stop"]
     assert kinds.count("message_start") == kinds.count("message_delta") == kinds.count("message_stop") == 1
     message: dict[str, Any] = {}
     block: dict[str, Any] | None = None
@@ -136,12 +142,15 @@ def assemble_messages(stream: Sequence[Event]) -> dict[str, Any]:
         match part["type"]:
             case "message_start":
                 message = dict(part["message"])
-                assert message["content"] == [] and message["stop_reason"] is None
+                assert message["content"] == []
+                assert message["stop_reason"] is None
             case "content_block_start":
-                assert block is None and part["index"] == len(message["content"])
+                assert block is None
+                assert part["index"] == len(message["content"])
                 block, text = dict(part["content_block"]), ""
             case "content_block_delta":
-                assert block is not None and part["index"] == len(message["content"])
+                assert block is not None
+                assert part["index"] == len(message["content"])
                 delta = part["delta"]
                 field = {"text_delta": "text", "thinking_delta": "thinking", "signature_delta": "signature"}
                 if delta["type"] == "input_json_delta":
@@ -149,7 +158,8 @@ def assemble_messages(stream: Sequence[Event]) -> dict[str, Any]:
                 else:
                     block[field[delta["type"]]] += delta[field[delta["type"]]]
             case "content_block_stop":
-                assert block is not None and part["index"] == len(message["content"])
+                assert block is not None
+                assert part["index"] == len(message["content"])
                 if block["type"] == "tool_use":
                     block["input"] = _input(text)
                 message["content"].append(block)
@@ -187,11 +197,13 @@ def assemble_responses(stream: Sequence[Event]) -> dict[str, Any]:
                 assert part["output_index"] == len(opened)
                 opened.add(part["output_index"])
             case "response.output_item.done":
-                assert part["output_index"] in opened and part["output_index"] not in items
+                assert part["output_index"] in opened
+                assert part["output_index"] not in items
                 items[part["output_index"]] = part["item"]
             case "response.output_text.delta" | "response.function_call_arguments.delta":
                 index = part["output_index"]
-                assert index in opened and index not in items
+                assert index in opened
+                assert index not in items
                 written[index] = written.get(index, "") + part["delta"]
     body: dict[str, Any] = parts[-1][1]["response"]
     assert [items[index] for index in sorted(items)] == body["output"]
@@ -206,11 +218,10 @@ def assemble_gemini(stream: Sequence[Event]) -> dict[str, Any]:
     """Put the partial responses together."""
     assert all(name is None for name, _ in stream)
     chunks = [json.loads(data) for _, data in stream]
-    parts = [
-        part for chunk in chunks for part in chunk["candidates"][0].get("content", {}).get("parts", ())
-    ]
+    parts = [part for chunk in chunks for part in chunk["candidates"][0].get("content", {}).get("parts", ())]
     finishes = [chunk["candidates"][0].get("finishReason") for chunk in chunks]
-    assert all(finish is None for finish in finishes[:-1]) and finishes[-1] is not None
+    assert all(finish is None for finish in finishes[:-1])
+    assert finishes[-1] is not None
     candidate = {"content": {"role": "model", "parts": parts}, "finishReason": finishes[-1]}
     return {"candidates": [candidate], "usageMetadata": chunks[-1]["usageMetadata"]}
 

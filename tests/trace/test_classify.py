@@ -22,6 +22,7 @@ def fact(parent: int | None = None, **changes: object) -> CallFacts:
         tool_names=("write", "read"),
         request_hash=f"request{next(FRESH)}",
         delivered=True,
+        echoes_parent=parent is not None,
         trainable_tokens=1,
     )
     return dataclasses.replace(base, **changes)
