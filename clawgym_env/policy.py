@@ -60,6 +60,17 @@ class Policy:
     """The open embedded engine, of which a policy has one at most: an update through another would not be seen."""
 
 
+@dataclass(frozen=True, slots=True)
+class PolicyText:
+    """How a policy reads and writes: all of it but the weights."""
+
+    name: str
+    tokenizer: TextTokenizer
+    renderer: Renderer
+    renderer_kind: str | None = None
+    """As of `Policy`."""
+
+
 def load_policy(
     spec: str | Path,
     *,
@@ -82,6 +93,31 @@ def load_policy(
         PolicyNotBuilt: with the command that builds a policy of ours.
         EngineError: no such policy or folder, or no renderer that can extend its conversations.
     """
+    text = load_text(spec, cache=cache, renderer=renderer)
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    folder = policy_folder(spec, cache)
+    with _no_progress_bars():
+        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
+    window = context_length or _number(_read_json(folder / _NOTE), "context_length")
+    return Policy(
+        module=module.to(device).eval(),
+        tokenizer=text.tokenizer,
+        renderer=text.renderer,
+        name=text.name,
+        path=folder,
+        context_length=window or int(module.config.max_position_embeddings),
+        renderer_kind=text.renderer_kind,
+    )
+
+
+def load_text(spec: str | Path, *, cache: Path, renderer: str | None = None) -> PolicyText:
+    """Load how a policy reads and writes, without its weights (and without torch); arguments as of `load_policy`.
+
+    Raises:
+        PolicyNotBuilt, EngineError: as `load_policy`.
+    """
     folder = policy_folder(spec, cache)
     if spec in BUILDERS and not (folder / _NOTE).is_file():
         raise PolicyNotBuilt(str(spec))
@@ -90,26 +126,13 @@ def load_policy(
             f"Expected a policy out of {', '.join(BUILDERS)} or a Hugging Face folder with a config.json, "
             f"got {str(spec)!r}."
         )
-    import torch
-    from transformers import AutoModelForCausalLM
-
     from clawgym_env.rendering import make_renderer, renderer_kind
 
     note = _read_json(folder / _NOTE)
     config = _read_json(folder / "config.json")
-    with _no_progress_bars():
-        module: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype), local_files_only=True)
     tokenizer = TextTokenizer.from_folder(folder, name_or_path=_text(config, "_name_or_path"))
     kind = renderer_kind(tokenizer, renderer or _text(note, "renderer") or _text(config, "model_type") or "auto")
-    return Policy(
-        module=module.to(device).eval(),
-        tokenizer=tokenizer,
-        renderer=make_renderer(tokenizer, kind),
-        name=_text(note, "name") or folder.name,
-        path=folder,
-        context_length=context_length or _number(note, "context_length") or int(module.config.max_position_embeddings),
-        renderer_kind=kind,
-    )
+    return PolicyText(_text(note, "name") or folder.name, tokenizer, make_renderer(tokenizer, kind), kind)
 
 
 def policy_folder(spec: str | Path, cache: Path) -> Path:
