@@ -139,8 +139,8 @@ def install_command(name: Positional[str]) -> None:
         name: which; options as in "claude-code?version=2.0.76".
     """
     logging.getLogger("harness_adapters").setLevel(logging.INFO)
-    for spec in registry.HARNESSES if name == "all" else (name,):
-        registry.adapter(spec).install(cache_dir())
+    for spec in (*registry.HARNESSES, *registry.MCP_SERVERS) if name == "all" else (name,):
+        registry.installable(spec).install(cache_dir())
 
 
 @app.command(name="policy")

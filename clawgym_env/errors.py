@@ -35,6 +35,10 @@ class HarnessNotInstalled(HarnessError):
         return type(self), (self.name,)
 
 
+class HarnessUnsuitable(HarnessError):
+    """A task needs what this harness cannot do; nothing was started."""
+
+
 class ProxyError(ClawGymError):
     """A request could not be understood by the dialect it was sent in (a 4xx for the harness)."""
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 from clawgym_env.messages import ChatRequest, Dialect, Message
 from clawgym_env.sandbox.base import Mount, Sandbox
@@ -50,6 +50,24 @@ class HarnessExit:
     response: str
     """The answer the harness shows its user; empty when it shows none."""
     timed_out: bool = False
+
+
+class BundledServer(Protocol):
+    """An MCP server that comes with the project; a task names it as the program `clawgym:NAME`."""
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The command inside a sandbox."""
+
+    def install(self, cache: Path) -> None:
+        """Put the server into `cache`. Idempotent."""
+
+    def mounts(self, cache: Path) -> tuple[Mount, ...]:
+        """Return what of `cache` the sandbox must show.
+
+        Raises:
+            HarnessNotInstalled: with the command to run.
+        """
 
 
 class HarnessAdapter(ABC):

@@ -58,10 +58,10 @@ class RolloutPool:
         """Run all requests and return their rollouts in the same order.
 
         Raises:
-            HarnessNotInstalled: before anything was started.
+            HarnessNotInstalled, HarnessUnsuitable: before anything was started.
         """
         for request in requests:
-            request.adapter.mounts(self._cache)
+            request.equipment(self._cache)
         runner = await self._started()
         tasks = [self._spawn(self._run_one(runner, request)) for request in requests]
         try:
@@ -78,7 +78,7 @@ class RolloutPool:
         the pool is closed.
 
         Raises:
-            HarnessNotInstalled: when such a request is drawn; rollouts already running are finished first.
+            HarnessNotInstalled, HarnessUnsuitable: when such a request is drawn; rollouts already running are finished first.
         """
         runner, source = await self._started(), iter(requests)
         finished: asyncio.Queue[Rollout | None] = asyncio.Queue()
@@ -86,7 +86,7 @@ class RolloutPool:
 
         async def work() -> None:
             for request in source:
-                request.adapter.mounts(self._cache)
+                request.equipment(self._cache)
                 rollout = await self._run_one(runner, request)
                 await room.acquire()
                 finished.put_nowait(rollout)

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine
 from clawgym_env.errors import ClawGymError
-from clawgym_env.harness import HarnessAdapter
+from clawgym_env.harness import BundledServer, HarnessAdapter
 from clawgym_env.sandbox.base import SandboxBackend
 
 if TYPE_CHECKING:
@@ -38,6 +38,9 @@ HARNESSES: Mapping[str, str] = MappingProxyType(
         "oracle": "harness_adapters.oracle:OracleHarness",
     }
 )
+MCP_SERVERS: Mapping[str, str] = MappingProxyType({"documents": "harness_adapters.mcp.documents:DocumentSearch"})
+BUNDLED = "clawgym:"
+"""Before the name of a bundled server, as the program of a task's `McpServer`."""
 BACKENDS: Mapping[str, str] = MappingProxyType({"local": "clawgym_env.sandbox.local:LocalBackend"})
 
 
@@ -79,6 +82,17 @@ def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
     if not isinstance(harness, HarnessAdapter):
         raise ClawGymError(f"Expected {name!r} to make a HarnessAdapter, got {type(harness).__name__}.")
     return harness
+
+
+def installable(spec: str) -> HarnessAdapter | BundledServer:
+    """Return what `clawgym install SPEC` installs: a harness, or a bundled MCP server."""
+    return bundled_server(spec) if spec in MCP_SERVERS else adapter(spec)
+
+
+def bundled_server(name: str) -> BundledServer:
+    """Return a bundled MCP server by name."""
+    made: BundledServer = _resolve("bundled MCP server", name, MCP_SERVERS)()
+    return made
 
 
 def backend(spec: str | SandboxBackend) -> SandboxBackend:

@@ -17,14 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from clawgym_env import registry
 from clawgym_env.engine.base import Engine, SamplingParams
-from clawgym_env.errors import GraderError, HarnessError, HarnessNotInstalled, SandboxError
+from clawgym_env.errors import GraderError, HarnessError, HarnessNotInstalled, HarnessUnsuitable, SandboxError
 from clawgym_env.grading.base import Grade, Grader
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.rollout import FAILURE_RULES, Exclusion, FailureRule, Rollout, StopReason, failure_rule
-from clawgym_env.sandbox.base import Sandbox, SandboxBackend, SandboxSpec
+from clawgym_env.sandbox.base import Mount, Sandbox, SandboxBackend, SandboxSpec
 from clawgym_env.scratch import scratch_folder
-from clawgym_env.tasks.task import Limits, Task
+from clawgym_env.tasks.task import Limits, McpServer, Task
 from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import PrefixTree
 
@@ -53,6 +54,15 @@ class ServedPolicy:
 
 
 @dataclass(frozen=True, slots=True)
+class Equipment:
+    """What a rollout needs in its sandbox beside the task's files."""
+
+    mounts: tuple[Mount, ...]
+    mcp_servers: tuple[McpServer, ...]
+    """The task's, with the commands of bundled ones filled in."""
+
+
+@dataclass(frozen=True, slots=True)
 class RolloutRequest:
     """What to run."""
 
@@ -65,6 +75,30 @@ class RolloutRequest:
     seed: int
     attempt: int = 0
     """Counts retries of infrastructure."""
+
+    def equipment(self, cache: Path) -> Equipment:
+        """Return what the sandbox must show beside the task's files.
+
+        Raises:
+            HarnessNotInstalled: with the command to run.
+            HarnessUnsuitable: the task has MCP servers, and the harness cannot use them.
+        """
+        servers = self.task.mcp_servers
+        if servers and not self.adapter.supports_mcp:
+            raise HarnessUnsuitable(
+                f"Expected a harness that speaks MCP for task {self.task.id!r}, got {self.adapter.name!r}. "
+                "Choose another harness, or tasks without mcp_servers."
+            )
+        mounts = list(self.adapter.mounts(cache))
+        ready = []
+        for server in servers:
+            program, *arguments = server.command
+            if program.startswith(registry.BUNDLED):
+                bundled = registry.bundled_server(program.removeprefix(registry.BUNDLED))
+                mounts += [mount for mount in bundled.mounts(cache) if mount not in mounts]
+                server = server.model_copy(update={"command": (*bundled.argv, *arguments)})
+            ready.append(server)
+        return Equipment(tuple(mounts), tuple(ready))
 
     @property
     def rollout_id(self) -> str:
@@ -111,7 +145,7 @@ class Runner:
         """Run one rollout; a failure is part of the result.
 
         Raises:
-            HarnessNotInstalled: nothing was started.
+            HarnessNotInstalled, HarnessUnsuitable: nothing was started.
         """
         progress = _Progress()
         limits = self._limits or request.task.limits
@@ -121,7 +155,7 @@ class Runner:
                 await self._run_harness(request, limits, workspace, progress)
                 if _rule(request, progress).graded:
                     grade = await self._grade(request, limits, workspace, progress)
-            except HarnessNotInstalled:
+            except (HarnessNotInstalled, HarnessUnsuitable):
                 raise
             except GraderError as error:
                 progress.stop(StopReason.GRADER_ERROR, str(error))
@@ -136,10 +170,11 @@ class Runner:
     async def _run_harness(self, request: RolloutRequest, limits: Limits, workspace: Path, progress: _Progress) -> None:
         """Let the harness work on the task and copy what it leaves to `workspace`."""
         task, adapter, served = request.task, request.adapter, request.served
+        equipment = request.equipment(self._cache)
         spec = SandboxSpec(
             workdir=task.workdir,
             memory_mb=max(task.memory_mb, adapter.memory_mb),
-            mounts=adapter.mounts(self._cache),
+            mounts=equipment.mounts,
         )
         clock = time.monotonic()
         sandbox = await self._backend.open(spec)
@@ -168,7 +203,7 @@ class Runner:
                     max_tokens=served.sampling.max_tokens,
                     wall_clock_s=limits.wall_clock_s,
                     seed=request.seed,
-                    mcp_servers=task.mcp_servers,
+                    mcp_servers=equipment.mcp_servers,
                 )
                 await _until_over(sandbox, adapter, context, session, progress)
                 clock = _lap(progress, "harness", clock)

@@ -57,7 +57,7 @@ class McpServer(BaseModel):
     name: str = Field(pattern=r"^[a-z][a-z0-9_]{0,31}$")
     """Harnesses put it into the names of its tools, such as `mcp__docs__search`."""
     command: tuple[str, ...] = Field(min_length=1)
-    """Program and arguments, run in the workspace."""
+    """Program and arguments, run in the workspace. `clawgym:NAME` as program is a bundled server."""
     env: Mapping[str, str] = Field(default_factory=dict)
 
 

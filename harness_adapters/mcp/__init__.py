@@ -1,0 +1,1 @@
+"""Bundled MCP servers: tools a task can give to every harness that speaks MCP."""
