@@ -102,8 +102,8 @@ class TreeBuilder:
         self._calls: list[ModelCall] = []
         self._index = LineageIndex()
         self._children: dict[int | None, list[int]] = {}
-        self._compacted: set[int] = set()
-        """Segments that a compaction has summarised."""
+        self._continued: set[int] = set()
+        """Segments with more than tries at their opening call."""
         self._turn_ends: dict[Digest, tuple[int, int]] = {}
         """Exact history up to and including a reply, to (call, length): history(call)[:length] holds its tokens."""
 
@@ -184,7 +184,7 @@ class TreeBuilder:
         )
         call.validate()
         tool_names = tuple(tool.name for tool in prepared.request.tools)
-        segment = self._segment(index, view, compaction="compaction" in (prepared.declared, marked))
+        segment = self._segment(index, view)
         self._nodes.append(_Node(call, prepared.declared, marked, tool_names, segment, view.echoes_parent))
         self._calls.append(call)
         self._children.setdefault(parent, []).append(index)
@@ -230,19 +230,18 @@ class TreeBuilder:
             ]
         )
 
-    def _segment(self, index: int, view: RequestView, *, compaction: bool) -> int:
-        """Return the segment of a call: that of the conversation it goes on with or opens again.
+    def _segment(self, index: int, view: RequestView) -> int:
+        """Return the segment of a call: that of the conversation it goes on with or tries to open again.
 
-        A compaction ends the segment it summarises: what then opens with the very same request is a new one.
+        What has been gone on from is not tried again: the same beginning later (after a compaction) is a new segment.
         """
         if view.parent is not None:
             segment = self._nodes[view.parent].segment
-            if compaction:
-                self._compacted.add(segment)
+            self._continued.add(segment)
             return segment
         opener = self._index.reopened(view)
         again = None if opener is None else self._nodes[opener].segment
-        return index if again is None or again in self._compacted else again
+        return index if again is None or again in self._continued else again
 
     def _prompt(self, view: RequestView, request: ChatRequest) -> tuple[_Prompt, str | None]:
         """Make the exact prompt, and say why it could not go on from the lineage parent's tokens."""

@@ -8,7 +8,7 @@ per call. Invariant: exactly one path per kind and segment is live.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clawgym_env.messages import ChatRequest
@@ -112,6 +112,7 @@ def assign_states(calls: Sequence[CallFacts], kinds: Sequence[CallKind]) -> list
     never arrived is `undelivered`, unless the harness went on from all of it (not from a part) all the same.
     """
     parents = [_same_kind_parent(index, calls, kinds) for index in range(len(calls))]
+    openings = _openings(calls, kinds)
     gone_on = {parent for parent in parents if parent is not None}
     echoed = {call.lineage_parent for call in calls if call.echoes_parent}
     arrived = [call.delivered or index in echoed for index, call in enumerate(calls)]
@@ -121,7 +122,8 @@ def assign_states(calls: Sequence[CallFacts], kinds: Sequence[CallKind]) -> list
         parent = parents[index]
         delivered, tokens = (0, 0) if parent is None else scores[parent]
         scores.append((delivered + arrived[index], tokens + (call.trainable_tokens if arrived[index] else 0)))
-        groups.append(_segment(index, calls, kinds) if parent is None else groups[parent])
+        below = (kinds[index], "below", calls[index].lineage_parent)
+        groups.append(openings.get(index, below) if parent is None else groups[parent])
     best: dict[Hashable, int] = {}
     for index in range(len(calls)):
         group = groups[index]
@@ -155,8 +157,21 @@ def _same_kind_parent(index: int, calls: Sequence[CallFacts], kinds: Sequence[Ca
     return at
 
 
-def _segment(index: int, calls: Sequence[CallFacts], kinds: Sequence[CallKind]) -> Hashable:
-    call = calls[index]
-    if call.lineage_parent is None:
-        return (kinds[index], "root", call.segment)
-    return (kinds[index], "below", call.lineage_parent)
+def _openings(calls: Sequence[CallFacts], kinds: Sequence[CallKind]) -> Mapping[int, Hashable]:
+    """For every call that opens a conversation, say which path it competes with to be the live one.
+
+    Of several tries at the same opening the next one that was gone on from counts; two that were gone on from are
+    twins (sub-agents with the same task), each with a path of its own.
+    """
+    tries: dict[Hashable, list[int]] = defaultdict(list)
+    for index, call in enumerate(calls):
+        if call.lineage_parent is None:
+            tries[kinds[index], call.segment].append(index)
+    continued = {call.lineage_parent for call in calls}
+    owners: dict[int, Hashable] = {}
+    for same in tries.values():
+        owner = next((index for index in reversed(same) if index in continued), same[-1])
+        for index in reversed(same):
+            owner = index if index in continued else owner
+            owners[index] = (kinds[index], "opens", owner)
+    return owners

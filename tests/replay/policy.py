@@ -42,7 +42,8 @@ def sampled(reply: Reply) -> list[int]:
     pieces = [f"<think>\n{reply.reasoning}\n</think>\n\n"] if reply.reasoning else []
     pieces.append(reply.text)
     for call in reply.calls:
-        pieces.append(f'\n<tool_call>\n{{"name":  "{call.name}",  "arguments":  {call.arguments}')
+        name = f"{call.namespace}__{call.name}" if call.namespace else call.name
+        pieces.append(f'\n<tool_call>\n{{"name":  "{name}",  "arguments":  {call.arguments}')
         pieces.append("}\n</tool_call>" if is_object(call.arguments) else "</tool_call>")
     tokenizer, renderer = qwen3()
     ids: list[int] = []

@@ -31,6 +31,8 @@ class Call:
     id: str
     name: str
     arguments: str
+    namespace: str = ""
+    """Of the Responses API: the group the client declared the tool in."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +181,7 @@ def read_responses(body: Mapping[str, Any]) -> Reply:
             if item.get("encrypted_content"):
                 marks[f"sealed {i}"] = item["encrypted_content"]
         elif item["type"] == "function_call":
-            calls.append(Call(item["call_id"], item["name"], item["arguments"]))
+            calls.append(Call(item["call_id"], item["name"], item["arguments"], item.get("namespace") or ""))
     cut = body["status"] == "incomplete"
     return Reply("".join(texts), "".join(thoughts), tuple(calls), cut, marks)
 

@@ -165,8 +165,8 @@ def assert_same_reply(got: Reply, recorded: Reply) -> None:
     assert all(call.id.isalnum() for call in got.calls)
 
 
-def _spelled(call: Call) -> tuple[str, Any]:
-    return call.name, json.loads(call.arguments) if is_object(call.arguments) else call.arguments.strip()
+def _spelled(call: Call) -> tuple[str, str, Any]:
+    return call.namespace, call.name, json.loads(call.arguments) if is_object(call.arguments) else call.arguments.strip()
 
 
 def _bare(call_id: str) -> str:
