@@ -43,7 +43,7 @@ def install_node(cache: Path, log: Callable[[str], None]) -> Path:
     with staged(folder, log) as stage:
         if stage is None:
             return folder
-        log(f"Fetching node {VERSION} from PyPI ({WHEEL}).")
+        log(f"node {VERSION}: fetching {WHEEL} from PyPI.")
         pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]
         done = subprocess.run([*pip, "--dest", stage, f"{WHEEL}=={VERSION}"], capture_output=True, check=False)
         wheels = list(stage.glob("*.whl"))

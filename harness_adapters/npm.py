@@ -17,11 +17,7 @@ from clawgym_env.errors import HarnessError, HarnessNotInstalled
 from clawgym_env.sandbox.base import Mount
 from harness_adapters.launch import OPT
 from harness_adapters.node import PROGRAM, install_node, node_folder, node_mount
-from harness_adapters.staging import staged, tail
-
-LINK = "program"
-"""Link in an install folder to what is run: its real place differs between processors."""
-VERIFY_S = 300
+from harness_adapters.staging import LINK, VERIFY_S, staged, tail
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +68,7 @@ class NpmProduct:
             if stage is None:
                 log(f"{self.name} {self.version} is installed in {self.folder(cache)}.")
                 return
-            log(f"Fetching {self.package}@{self.version} with npm; this may take minutes.")
+            log(f"{self.name} {self.version}: fetching {self.package} with npm; this may take minutes.")
             (stage / "package.json").write_text('{"private": true}\n')
             npm = [str(node / "bin/node"), str(node / "lib/node_modules/npm/bin/npm-cli.js"), "install"]
             flags = ["--ignore-scripts", "--omit=dev", "--no-audit", "--no-fund", "--no-update-notifier"]
@@ -84,7 +80,6 @@ class NpmProduct:
                     f"The end of its output:\n{tail(done.stdout + done.stderr)}"
                 )
             self._link(stage, node)
-            log(f"{self.name} {self.version} works.")
 
     def _link(self, stage: Path, node: Path) -> None:
         """Link the first match that starts on this machine.

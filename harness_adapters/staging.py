@@ -10,16 +10,24 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from clawgym_env.errors import HarnessError
 
+LINK = "program"
+"""What is run in an install folder, or a link to it: its real place differs between processors."""
+VERIFY_S = 300
+"""A product has this long to start for the first time."""
+
 
 @contextmanager
 def staged(target: Path, log: Callable[[str], None]) -> Iterator[Path | None]:
     """Give an empty folder that becomes `target` when the block ends well; None where `target` is there already.
+
+    Size and time of an install are logged.
 
     Raises:
         HarnessError: the cache cannot be written.
@@ -36,8 +44,11 @@ def staged(target: Path, log: Callable[[str], None]) -> Iterator[Path | None]:
         stage = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
         try:
             stage.chmod(0o755)
+            started = time.monotonic()
             yield stage
+            size = sum(file.lstat().st_size for file in stage.rglob("*"))
             os.rename(stage, target)
+            log(f"{target.name}: {size / 1e6:.0f} MB in {time.monotonic() - started:.0f} s.")
         finally:
             shutil.rmtree(stage, ignore_errors=True)
 
