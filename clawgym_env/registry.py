@@ -32,6 +32,7 @@ HARNESSES: Mapping[str, str] = MappingProxyType(
         "claude-code": "harness_adapters.claude_code:ClaudeCodeHarness",
         "codex": "harness_adapters.codex:CodexHarness",
         "openclaw": "harness_adapters.openclaw:OpenClawHarness",
+        "mini-swe-agent": "harness_adapters.mini_swe:MiniSweHarness",
         "qwen-code": "harness_adapters.qwen_code:QwenCodeHarness",
         "opencode": "harness_adapters.opencode:OpenCodeHarness",
         "noop": "harness_adapters.noop:NoopHarness",
