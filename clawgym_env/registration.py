@@ -12,6 +12,7 @@ IDS: dict[str, str] = {
     "claude-code": "ClaudeCode",
     "codex": "Codex",
     "openclaw": "OpenClaw",
+    "mini-swe-agent": "MiniSWE",
 }
 """Harness name (as in `clawgym install NAME`) to the middle of its id."""
 
