@@ -12,7 +12,11 @@ IDS: dict[str, str] = {
     "claude-code": "ClaudeCode",
     "codex": "Codex",
     "openclaw": "OpenClaw",
+    "qwen-code": "QwenCode",
+    "opencode": "OpenCode",
+    "command": "Command",
     "mini-swe-agent": "MiniSWE",
+    "gemini-cli": "GeminiCLI",
 }
 """Harness name (as in `clawgym install NAME`) to the middle of its id."""
 

@@ -35,10 +35,14 @@ HARNESSES: Mapping[str, str] = MappingProxyType(
         "mini-swe-agent": "harness_adapters.mini_swe:MiniSweHarness",
         "qwen-code": "harness_adapters.qwen_code:QwenCodeHarness",
         "opencode": "harness_adapters.opencode:OpenCodeHarness",
+        "gemini-cli": "harness_adapters.gemini_cli:GeminiCliHarness",
+        "command": "harness_adapters.command:command_harness",
         "noop": "harness_adapters.noop:NoopHarness",
         "oracle": "harness_adapters.oracle:OracleHarness",
     }
 )
+NEEDS_OPTIONS = frozenset({"command", "oracle"})
+"""Harnesses that a name alone does not make."""
 MCP_SERVERS: Mapping[str, str] = MappingProxyType({"documents": "harness_adapters.mcp.documents:DocumentSearch"})
 BUNDLED = "clawgym:"
 """Before the name of a bundled server, as the program of a task's `McpServer`."""

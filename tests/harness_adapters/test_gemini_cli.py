@@ -1,0 +1,183 @@
+"""Gemini CLI: what the adapter tells it, and the real product in the sandbox against the real proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+from fake_sandbox import CONTEXT, FakeSandbox
+
+from clawgym_env.cache import cache_dir
+from clawgym_env.engine.scripted import Script, ScriptedEngine, tool_call
+from clawgym_env.harness import HarnessContext, HarnessExit
+from clawgym_env.messages import ChatRequest, Json, Message, ToolSpec
+from clawgym_env.proxy.app import ProxyServer
+from clawgym_env.registry import adapter
+from clawgym_env.sandbox.base import WORKDIR, ExecResult, SandboxSpec
+from clawgym_env.sandbox.local import LocalBackend
+from clawgym_env.tasks.task import McpServer
+from clawgym_env.trace.prefix_tree import PrefixTree
+from harness_adapters import gemini_cli
+from harness_adapters.gemini_cli import GeminiCliHarness
+
+PORT = 8080
+WRITE = tool_call("write_file", file_path=f"{WORKDIR}/a.txt", content="hi")
+SPAWN = tool_call("invoke_agent", agent_name="generalist", prompt="Write hi into a.txt.")
+READ = tool_call("read_file", file_path=f"{WORKDIR}/a.txt")
+
+
+def configured(harness: GeminiCliHarness, context: HarnessContext = CONTEXT) -> dict[str, Json]:
+    """Return the settings file of a run."""
+    sandbox = FakeSandbox()
+    asyncio.run(harness.run(sandbox, context))
+    chosen: dict[str, Json] = json.loads(sandbox.files["/root/.gemini/settings.json"])
+    return chosen
+
+
+def test_it_is_pointed_at_the_proxy_and_gets_the_instruction_on_stdin() -> None:
+    sandbox = FakeSandbox([ExecResult(0, b'{"session_id": "s", "response": "Done."}\n', b"")])
+    done = asyncio.run(GeminiCliHarness().run(sandbox, CONTEXT))
+    (run,) = sandbox.execs
+    program = ("/opt/clawgym/node-24.19.0/bin/node", "/opt/clawgym/gemini-cli-0.61.0/program")
+    assert run.argv == (*program, "--yolo", "--model", "policy", "--output-format", "json")
+    assert run.env == {
+        "GEMINI_API_KEY": "sk-dummy",
+        "GOOGLE_GEMINI_BASE_URL": "http://127.0.0.1:8080/r/k3y",
+        "GEMINI_CLI_TRUST_WORKSPACE": "true",
+    }
+    assert (run.cwd, run.stdin.decode()) == (WORKDIR, CONTEXT.instruction)
+    assert done.response == "Done."
+
+
+def test_nothing_is_reported_and_compaction_knows_the_true_window() -> None:
+    assert configured(GeminiCliHarness()) == {
+        "security": {"auth": {"selectedType": "gemini-api-key"}},
+        "privacy": {"usageStatisticsEnabled": False},
+        "telemetry": {"enabled": False},
+        "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 4},
+        "model": {"compressionThreshold": pytest.approx(0.7 * 32_768 / 1_048_576)},
+        "mcpServers": {},
+    }
+
+
+def test_the_servers_of_a_task_are_its_servers() -> None:
+    server = McpServer(name="docs", command=("python3", "serve.py", "--all"), env={"ROOT": "docs"})
+    chosen = configured(GeminiCliHarness(), replace(CONTEXT, mcp_servers=(server,)))
+    entry = {"command": "python3", "args": ["serve.py", "--all"], "env": {"ROOT": "docs"}, "trust": True}
+    assert chosen["mcpServers"] == {"docs": entry}
+
+
+@pytest.mark.parametrize(
+    ("spec", "tools"), [("gemini-cli?tools=read_file,replace", ["read_file", "replace"]), ("gemini-cli", None)]
+)
+def test_its_tools_can_be_chosen(spec: str, tools: list[str] | None) -> None:
+    harness = adapter(spec)
+    assert isinstance(harness, GeminiCliHarness)
+    assert configured(harness).get("tools") == (None if tools is None else {"core": tools})
+
+
+@pytest.mark.parametrize(
+    ("stdout", "answer"),
+    [
+        (b'{"response": "Done."}', "Done."),
+        (b'{"response": null}', ""),
+        (b'{"error": {"code": 400}}', ""),
+        (b"[]", ""),
+        (b"killed", ""),
+    ],
+)
+def test_only_an_answer_is_an_answer(stdout: bytes, answer: str) -> None:
+    assert gemini_cli.final_answer(stdout) == answer
+
+
+@pytest.mark.parametrize(
+    ("system", "tool", "kind"),
+    [
+        ("You are Gemini CLI.", "read_file", None),
+        ("You are a helper.", "complete_task", "subagent"),
+        (
+            "\nYou are a specialized system component responsible for distilling chat history into XML.",
+            "x",
+            "compaction",
+        ),
+    ],
+)
+def test_calls_are_told_apart_by_tools_and_system_prompt(system: str, tool: str, kind: str | None) -> None:
+    words = Message("user", gemini_cli.COMPACTION_WORDS)  # a task may say anything
+    request = ChatRequest("gemini", "policy", (Message("system", system), words), (ToolSpec(tool, "", {}),))
+    assert GeminiCliHarness().classify(request, {}) == kind
+
+
+async def play(harness: GeminiCliHarness, replies: Script) -> tuple[HarnessExit, PrefixTree, ScriptedEngine]:
+    engine = ScriptedEngine(replies, context_length=200_000)
+    proxy = ProxyServer()
+    await proxy.start()
+    spec = SandboxSpec(memory_mb=harness.memory_mb, mounts=harness.mounts(cache_dir()))
+    sandbox = await LocalBackend().open(spec)
+    try:
+        session = proxy.open_session(engine, adapter=harness)
+        listener = await proxy.serve(await sandbox.listen(PORT), session)
+        url = f"http://127.0.0.1:{PORT}/r/{session.key}"
+        context = replace(CONTEXT, instruction="Write hi into a.txt.", base_url=url)
+        async with asyncio.timeout(420):
+            done = await harness.run(sandbox, context)
+        tree = await session.settle()
+        await listener.close()
+        return done, tree, engine
+    finally:
+        await sandbox.close()
+        await proxy.close()
+
+
+def real(
+    replies: Script,
+    *,
+    tools: Sequence[str] | None = None,
+) -> tuple[HarnessExit, PrefixTree, ScriptedEngine]:
+    """Run one rollout of the installed product."""
+    harness = GeminiCliHarness(tools=tools)
+    harness.install(cache_dir())
+    return asyncio.run(play(harness, replies))
+
+
+@pytest.mark.harness
+def test_turns_thoughts_and_parallel_calls_are_one_trajectory_of_what_was_sampled() -> None:
+    thought = "<think>First write.</think>"
+    replies = [f"{thought}On it.\n{WRITE}", READ + READ, tool_call("run_shell_command", command="cat a.txt"), "Done."]
+    done, tree, engine = real(replies)
+    assert (done.exit_code, done.response) == (0, "Done."), done
+    assert [(call.kind, call.lineage_parent, call.prefix_parent) for call in tree.calls] == [
+        ("main", None, None),
+        ("main", 0, 0),
+        ("main", 1, 1),
+        ("main", 2, 2),
+    ], tree.outline()
+    assert all(call.drift_reason is None and call.state == "live" for call in tree.calls)
+    said = [engine.tokenizer.decode(call.token_ids.tolist()).split("<|im_end|>")[0] for call in tree.calls]
+    assert said == replies
+    assert tree.buckets()["trained"] == tree.num_completion_tokens
+
+
+@pytest.mark.harness
+def test_two_rollouts_of_a_task_share_their_prompts() -> None:
+    one, other = (real([WRITE, "Done."], tools=("write_file", "read_file"))[1] for _ in range(2))
+    assert [one.prompt(i).tolist() for i in range(2)] == [other.prompt(i).tolist() for i in range(2)]
+
+
+@pytest.mark.harness
+def test_a_sub_agent_is_no_part_of_the_main_trajectory() -> None:
+    def replies(prompt: str, turn: int) -> str:
+        child = "complete_task" in prompt.split("<|im_start|>user")[0]
+        turns = (
+            [WRITE, tool_call("complete_task", result={"response": "It is written."})] if child else [SPAWN, "Done."]
+        )
+        return turns[min(turn, 1)]
+
+    done, tree, _ = real(replies)
+    assert done.response == "Done.", done
+    assert sorted(call.kind for call in tree.calls) == ["main", "main", "subagent", "subagent"], tree.outline()
+    mains = [call for call in tree.calls if call.kind == "main"]
+    assert mains[1].lineage_parent == mains[0].index
