@@ -139,7 +139,8 @@ def install_command(name: Positional[str]) -> None:
         name: which; options as in "claude-code?version=2.0.76".
     """
     logging.getLogger("harness_adapters").setLevel(logging.INFO)
-    for spec in (*registry.HARNESSES, *registry.MCP_SERVERS) if name == "all" else (name,):
+    everything = [spec for spec in registry.HARNESSES if spec not in registry.NEEDS_OPTIONS]
+    for spec in (*everything, *registry.MCP_SERVERS) if name == "all" else (name,):
         registry.installable(spec).install(cache_dir())
 
 

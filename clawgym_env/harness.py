@@ -73,7 +73,7 @@ class BundledServer(Protocol):
 class HarnessAdapter(ABC):
     """Base of every adapter. Subclasses set the class fields and implement `run`."""
 
-    name: ClassVar[str]
+    name: str
     """As in `clawgym install NAME`."""
     version: ClassVar[str]
     dialect: Dialect
@@ -81,7 +81,7 @@ class HarnessAdapter(ABC):
     supports_mcp: ClassVar[bool] = False
     calls_model: ClassVar[bool] = True
     """False where a run without a single model call is no failure (oracle, noop)."""
-    memory_mb: ClassVar[int] = 2048
+    memory_mb: int = 2048
     """What the product needs at least; the sandbox gets the larger of this and the task's own limit."""
 
     def install(self, cache: Path) -> None:  # noqa: B027 (an adapter with nothing to install is fine)

@@ -14,7 +14,7 @@ import socket
 import tempfile
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import TypeAlias
 
 import httpx
 
@@ -156,8 +156,8 @@ async def answer_once(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> st
 class InProcessHarness(HarnessAdapter):
     """A harness without a process: `act` talks to the proxy over a real socket from the event loop."""
 
-    name: ClassVar[str] = "in-process"
-    version: ClassVar[str] = "1"
+    name = "in-process"
+    version = "1"
     dialect: Dialect = "chat"
 
     def __init__(self, act: Act = answer_once) -> None:

@@ -6,11 +6,11 @@ import pytest
 
 from clawgym_env import registry
 from clawgym_env.errors import ClawGymError, HarnessError
-from clawgym_env.registry import HARNESSES, UnknownName
+from clawgym_env.registry import HARNESSES, NEEDS_OPTIONS, UnknownName
 from clawgym_env.testing import FakeBackend, InProcessHarness
 
 
-@pytest.mark.parametrize("name", sorted(set(HARNESSES) - {"oracle"}))
+@pytest.mark.parametrize("name", sorted(set(HARNESSES) - NEEDS_OPTIONS))
 def test_every_name_of_the_table_makes_an_adapter_of_that_name(name: str) -> None:
     assert registry.adapter(name).name == name
 

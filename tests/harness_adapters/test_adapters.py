@@ -14,7 +14,7 @@ from fake_sandbox import CONTEXT, FakeSandbox
 from clawgym_env.errors import HarnessError, HarnessNotInstalled
 from clawgym_env.harness import HarnessAdapter, HarnessExit
 from clawgym_env.messages import ChatRequest, Message, ToolSpec
-from clawgym_env.registry import HARNESSES, adapter
+from clawgym_env.registry import HARNESSES, NEEDS_OPTIONS, adapter
 from clawgym_env.sandbox.base import WORKDIR, ExecResult
 from harness_adapters import claude_code, openclaw, pi
 from harness_adapters.claude_code import ClaudeCodeHarness
@@ -39,7 +39,7 @@ def request(*messages: Message, tools: tuple[ToolSpec, ...] = (TOOL,)) -> ChatRe
 
 
 def test_every_registered_adapter_goes_by_its_name() -> None:
-    for name in sorted(set(HARNESSES) - {"oracle"}):
+    for name in sorted(set(HARNESSES) - NEEDS_OPTIONS):
         assert adapter(name).name == name
 
 
