@@ -137,7 +137,9 @@ class LineageIndex:
         )
         self._calls.append(asked)
         self._by_prompt.setdefault(history, []).append(index)
-        self._by_history.setdefault(chain(history, reply), []).append(index)
+        # With the transient suffix as well: some stay after all (OpenClaw's does on the Responses API).
+        for before in {history, view.histories[-1]}:
+            self._by_history.setdefault(chain(before, reply), []).append(index)
         for call in completion.tool_calls:
             self._by_tool_call[bare_id(call.id)] = index
         if view.parent is None and not completion.content.strip() and not completion.tool_calls:

@@ -38,7 +38,7 @@ WAIT_S = 20.0
 class Replayed:
     tree: PrefixTree
     policy: RecordedPolicy
-    window_refusals: int
+    refused: int
     unknown_fields: frozenset[str]
 
 
@@ -51,7 +51,7 @@ class Player:
     session: RolloutSession
     policy: RecordedPolicy
     recording: Recording
-    refusals: int = 0
+    refused: int = 0
     _ours: dict[str, str] = field(default_factory=dict)
     """Recorded ids and marks to those of this proxy."""
     _order: dict[PendingCall, asyncio.Future[Reply]] = field(default_factory=dict)
@@ -94,7 +94,7 @@ class Player:
         self.session.context_length = window
         assert response.status_code == 400
         read_error(exchange.dialect, 400, response.content)
-        self.refusals += 1
+        self.refused += 1
 
     async def _broken(self, exchange: Exchange, position: int) -> None:
         sending = asyncio.create_task(self._send(exchange))
@@ -166,7 +166,11 @@ def assert_same_reply(got: Reply, recorded: Reply) -> None:
 
 
 def _spelled(call: Call) -> tuple[str, str, Any]:
-    return call.namespace, call.name, json.loads(call.arguments) if is_object(call.arguments) else call.arguments.strip()
+    return (
+        call.namespace,
+        call.name,
+        json.loads(call.arguments) if is_object(call.arguments) else call.arguments.strip(),
+    )
 
 
 def _bare(call_id: str) -> str:
@@ -189,7 +193,7 @@ async def replay(recording: Recording, adapter: HarnessAdapter | None = None) ->
             tree = await session.settle(quiet_s=0.0)
     finally:
         await server.close()
-    return Replayed(tree, policy, player.refusals, frozenset(session.unknown_fields))
+    return Replayed(tree, policy, player.refused, frozenset(session.unknown_fields))
 
 
 async def eventually(condition: Callable[[], bool]) -> None:
