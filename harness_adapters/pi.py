@@ -25,6 +25,9 @@ PRODUCT = NpmProduct(
 )
 PROVIDER = "clawgym"
 AGENT_FOLDER = f"{HOME}/.pi/agent"
+UNUSED_TAIL = 4096
+"""Tokens at the end of what it takes for the window that pi never asks a reply to fill: near it, it asks for a single
+token. So it is told of a window that is longer by just these, and compacts that much earlier."""
 OFF_SWITCHES = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
 
 
@@ -70,7 +73,7 @@ def models(context: HarnessContext) -> dict[str, Json]:
         "name": context.model,
         "reasoning": False,
         "input": ["text"],
-        "contextWindow": context.context_length,
+        "contextWindow": context.context_length + UNUSED_TAIL,
         "maxTokens": context.max_tokens,
         "cost": cost,
     }
@@ -94,7 +97,7 @@ def settings(context: HarnessContext) -> dict[str, Json]:
         "defaultThinkingLevel": "off",
         "enableInstallTelemetry": False,
         "compaction": {
-            "reserveTokens": min(16_384, max(context.max_tokens, window // 8)),
+            "reserveTokens": min(16_384, max(context.max_tokens, window // 8)) + UNUSED_TAIL,
             "keepRecentTokens": min(20_000, window // 3),
         },
         "retry": {"maxRetries": 3, "baseDelayMs": 1000, "maxAgentDelayMs": 4000},
