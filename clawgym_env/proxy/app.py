@@ -142,6 +142,8 @@ class ProxyServer:
             await _refuse(
                 connection, dialect, "not_found", "Expected the URL of a running rollout, got an unknown key."
             )
+        elif connection.method != "POST" and any(rest.startswith(f"{route}/") for route in dialect.ROUTES):
+            await _refuse(connection, dialect, "not_found", f"No reply is kept here, so there is no {rest!r}.")
         elif connection.method != "POST":
             await connection.reply(200, b"" if connection.method == "HEAD" else _probe_body(dialect, session, rest))
         elif operation is None:
