@@ -90,7 +90,8 @@ def settings(context: HarnessContext) -> dict[str, Json]:
     """Return `settings.json`.
 
     pi compacts when less than `reserveTokens` of the window is left; its default of 16k would compact a small window
-    before every turn.
+    before every turn. What it keeps it counts as four characters a token: a third of the window in that measure can be
+    all of the window for a small vocabulary, and then there is nothing to summarise.
     """
     window = context.context_length
     return {
@@ -98,7 +99,7 @@ def settings(context: HarnessContext) -> dict[str, Json]:
         "enableInstallTelemetry": False,
         "compaction": {
             "reserveTokens": min(16_384, max(context.max_tokens, window // 8)) + UNUSED_TAIL,
-            "keepRecentTokens": min(20_000, window // 3),
+            "keepRecentTokens": min(20_000, window // 8),
         },
         "retry": {"maxRetries": 3, "baseDelayMs": 1000, "maxAgentDelayMs": 4000},
         "httpIdleTimeoutMs": "disabled",
