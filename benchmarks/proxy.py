@@ -1,37 +1,55 @@
-"""Turns per second, latency, loop lag and bytes kept per turn of the serving proxy, with an engine that takes no time.
+"""What the serving proxy costs per turn, beside rllm-model-gateway at the same work in the same run.
 
-`python benchmarks/proxy.py --sessions 32 --turns 50 --history 32000` drives closed-loop, append-only sessions from a
-process of its own over loopback. The row "floor" is the bound in the same run: the same listener and requests, but a
-handler that only parses the JSON body and answers a constant. Tokens are about four characters each.
+`python benchmarks/proxy.py` drives closed-loop, append-only conversations from a process of its own (`proxy_load`)
+into, row by row: a model server without a proxy (the ceiling); our proxy with its token work, prefix tree and rollout
+store and an engine that takes no time; the gateway with its own store in front of that model server, which hands it the
+token ids. Afterwards our store is opened again and must hold every call with every id. CPU is the proxy process's own
+(user and system, all threads), which a busy machine disturbs less than it does turns per second.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import multiprocessing
-import random
-import resource
+import multiprocessing.connection
+import os
+import socket
+import sqlite3
+import subprocess
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import urllib.request
+import venv
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import orjson
 import tyro
+from proxy_load import REPLY_TOKENS, Seen, Target, Work, load, prose, upstream
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Generation, SamplingParams, TokenIds, VersionSpan
 from clawgym_env.engine.scripted import ScriptedEngine
-from clawgym_env.proxy import chat, connection, listener
+from clawgym_env.messages import Message
 from clawgym_env.proxy.app import ProxyServer
-from clawgym_env.proxy.session import RolloutSession
+from clawgym_env.rendering import message_dicts
 from clawgym_env.tasks.task import Limits
 from clawgym_env.tokenizer import CHATML_SPECIALS, TextTokenizer
+from clawgym_env.trace.prefix_tree import PrefixTree
+from clawgym_env.trace.store import RolloutStore
 
-REPLY_TOKENS = 32
+PEER = "rllm-model-gateway==0.1.0"
+CPU_TARGETS_MS = {32_000: 2.5, 128_000: 6.0}
+CPU_RATIO_TARGETS = {32_000: 6.0, 128_000: 8.0}
+LAG_TARGET_MS = 50.0
+STORED_TARGET = 3.0
+SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -40,202 +58,338 @@ class Args:
     """Concurrent conversations."""
     turns: int = 50
     """Model calls of each."""
-    history: tuple[int, ...] = (8_000, 32_000)
-    """Tokens of a conversation at its last turn, a quarter of them the system prompt."""
+    history: tuple[int, ...] = (8_000, 32_000, 128_000)
+    """Tokens of a conversation at its last turn."""
     stream: bool = False
+    """Whether the clients ask for event streams."""
+    peer: bool = True
+    """Run the gateway too."""
+    peer_python: Path | None = None
+    """Interpreter of a virtual environment with the gateway; made in the cache folder where not given."""
     json_path: Path | None = None
 
 
 @dataclass(frozen=True)
 class Row:
+    """One line of the table. Latencies in ms; "added" is what the row without a proxy does not have."""
+
     name: str
     history: int
+    turns: int
     turns_per_s: float
-    p50_ms: float
-    p99_ms: float
-    loop_lag_p99_ms: float
-    cpu_ms_per_turn: float
-    rss_kb_per_turn: float
-    kept_bytes_per_turn: float
-    """Arrays of the tree; prompts and replies of all calls together."""
-    new_tokens_per_turn: float
+    p50: float
+    p99: float
+    added_p50: float
+    added_p99: float
+    probe_p99: float
+    loop_lag_p99: float | None
+    """Of a timer inside the proxy; only ours can be asked."""
+    cpu_ms: float
+    """Per turn, of the proxy process."""
+    rss_kib: float
+    """Growth per turn."""
+    new_text: float
+    """Bytes per turn: messages and replies, each once."""
+    stored: float | None
+    """Bytes per turn on disk."""
+    errors: int
+    calls: int | None
+    """Found in the store afterwards."""
+
+    @property
+    def stored_ratio(self) -> float | None:
+        return None if self.stored is None else self.stored / self.new_text
 
 
-def words(seed: int, tokens: int) -> str:
-    """Return prose of about `tokens` tokens: pseudo-words of which each is about one token."""
-    rng = random.Random(seed)
-    lexicon = [f"{a}{b}{c}" for a in "bdfgklmnprstvz" for b in "aeiou" for c in ("t", "n", "s", "rk")]
-    return " ".join(rng.choice(lexicon) for _ in range(tokens))
+# ---- our proxy, in a process of its own
 
 
 def make_tokenizer() -> TextTokenizer:
-    """Train a small byte-level BPE on the benchmark's own prose."""
+    """Train a byte-level BPE on the text of the benchmark."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=2048, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator([words(i, 2000) for i in range(10)], trainer)
+    trainer = trainers.BpeTrainer(vocab_size=4096, initial_alphabet=alphabet, show_progress=False)
+    tokenizer.train_from_iterator([prose(0, 400_000)], trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CHATML_SPECIALS])
     return TextTokenizer(tokenizer, eos_token="<|im_end|>")
 
 
 class InstantEngine(ScriptedEngine):
-    """Answers with a fixed turn, without looking at the prompt."""
+    """Answers every prompt with another fixed turn of `REPLY_TOKENS` ids, without looking at it."""
 
     def __init__(self, tokenizer: TextTokenizer) -> None:
         super().__init__(["unused"], tokenizer=tokenizer)
-        ids = [*tokenizer.encode(words(1, REPLY_TOKENS * 2))[: REPLY_TOKENS - 1], tokenizer.eos_token_id]
-        self._ids = np.asarray(ids, dtype=np.int32)
+        assert tokenizer.eos_token_id is not None
+        texts = (prose(i * 4_001, REPLY_TOKENS * 40) for i in range(64))
+        ids = ([*tokenizer.encode(text)[: REPLY_TOKENS - 1], tokenizer.eos_token_id] for text in texts)
+        self._replies = [np.asarray(each, dtype=np.int32) for each in ids]
 
     async def generate(self, prompt_token_ids: Sequence[int] | TokenIds, sampling: SamplingParams) -> Generation:
-        logprobs = np.full(len(self._ids), -1.0, dtype=np.float32)
-        return Generation(self._ids.copy(), logprobs, "stop", (VersionSpan(0, 0, len(self._ids)),))
+        ids = self._replies[len(prompt_token_ids) % len(self._replies)]
+        return Generation(ids, np.full(len(ids), -1.0, np.float32), "stop", (VersionSpan(0, 0, len(ids)),))
 
 
-async def converse(url: tuple[int, str], number: int, turns: int, history: int, stream: bool) -> list[float]:
-    """Play one harness: ask, append the reply and a new message, ask again. Returns seconds per turn."""
-    port, path = url
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    per_turn = max(1, (history * 3 // 4) // turns - REPLY_TOKENS)
-    messages: list[bytes] = [orjson.dumps({"role": "system", "content": words(0, history // 4)})]
-    seconds: list[float] = []
-    for turn in range(turns):
-        messages.append(orjson.dumps({"role": "user", "content": words(number * 1000 + turn, per_turn)}))
-        tail = b',"stream":true}' if stream else b"}"
-        body = b'{"model":"policy","messages":[' + b",".join(messages) + b"]" + tail
-        begin = time.perf_counter()
-        writer.write(b"POST %s HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % (path.encode(), len(body)) + body)
-        head = await reader.readuntil(b"\r\n\r\n")
-        if not head.startswith(b"HTTP/1.1 200"):
-            raise RuntimeError(f"Expected 200, got {head!r}.")
-        if stream:
-            data = await reader.readuntil(b"0\r\n\r\n")
-            text = "".join(_stream_text(data))
-        else:
-            length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
-            text = orjson.loads(await reader.readexactly(length))["choices"][0]["message"]["content"]
-        seconds.append(time.perf_counter() - begin)
-        messages.append(orjson.dumps({"role": "assistant", "content": text}))
-    writer.close()
-    return seconds
+def ours(work: Work, folder: Path, pipe: multiprocessing.connection.Connection) -> None:
+    """Serve until told to stop. The entry of the proxy process; sends its target, at last lags and stored calls."""
+
+    async def main() -> None:
+        server = ProxyServer()
+        await server.start()
+        listener = await server.listen_tcp()
+        engine = InstantEngine(make_tokenizer())
+        limits = Limits(max_calls=10**6, max_total_tokens=10**9)
+        with RolloutStore(folder) as store:
+            sessions = [
+                server.open_session(engine, limits=limits, on_call=functools.partial(store.add_call, f"rollout-{i}"))
+                for i in range(work.sessions)
+            ]
+            paths = [f"/r/{session.key}/v1/chat/completions" for session in sessions]
+            pipe.send(Target(listener.port, paths, f"/r/{sessions[0].key}/v1/models"))
+            lags: list[float] = []
+            while not pipe.poll():
+                begin = time.perf_counter()
+                await asyncio.sleep(0.01)
+                lags.append(time.perf_counter() - begin - 0.01)
+            pipe.recv()
+            trees = [await session.settle(quiet_s=0.0) for session in sessions]
+            await server.close()
+        pipe.send((lags, _same_calls(trees, folder)))
+
+    asyncio.run(main())
 
 
-def _stream_text(data: bytes) -> list[str]:
-    chunks = [json.loads(line[6:]) for line in data.split(b"\n") if line.startswith(b"data: {")]
-    return [chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks if chunk["choices"]]
+def _same_calls(trees: Sequence[PrefixTree], folder: Path) -> int:
+    """Open the store again and return its number of calls; each must be the one that was answered, id for id."""
+    total = 0
+    with RolloutStore(folder, read_only=True) as store:
+        for number, tree in enumerate(trees):
+            stored = store.calls(f"rollout-{number}")
+            assert [call.id for call in stored] == [call.id for call in tree.calls]
+            for ours, theirs in zip(tree.calls, stored, strict=True):
+                assert np.array_equal(ours.delta_token_ids, theirs.delta_token_ids)
+                assert np.array_equal(ours.token_ids, theirs.token_ids)
+                assert len(theirs.token_ids) == REPLY_TOKENS
+                assert np.array_equal(ours.logprobs, theirs.logprobs)
+            total += len(stored)
+    return total
 
 
-def load(urls: list[tuple[int, str]], args: Args, history: int, results: Any) -> None:
-    """Drive all sessions from a process of its own."""
+def check_prompts(work: Work, folder: Path) -> None:
+    """Render one whole conversation afresh: the stored calls must have grown to a prompt that reads the same.
 
-    async def main() -> tuple[float, list[float]]:
-        begin = time.perf_counter()
-        jobs = (converse(url, i, args.turns, history, args.stream) for i, url in enumerate(urls))
-        seconds = await asyncio.gather(*jobs)
-        return time.perf_counter() - begin, [one for each in seconds for one in each]
+    Its ids may differ where replies were sampled: those are never encoded again.
+    """
+    tokenizer = make_tokenizer()
+    renderer = InstantEngine(tokenizer).renderer
+    with RolloutStore(folder, read_only=True) as store:
+        tree = PrefixTree(store.calls("rollout-0"))
+    messages = [Message("system", work.system())]
+    for turn, call in enumerate(tree.calls):
+        messages.append(Message("user", work.message(0, turn)))
+        if turn == len(tree) - 1:
+            ids = renderer.render_ids(message_dicts(messages), add_generation_prompt=True)
+            assert tokenizer.decode(tree.prompt(call.index)) == tokenizer.decode(ids), "This is another conversation."
+        messages.append(Message("assistant", tokenizer.decode(call.token_ids[:-1])))
 
-    results.send(asyncio.run(main()))
+
+# ---- the peer
 
 
-async def measure(name: str, urls: list[tuple[int, str]], args: Args, history: int, kept: Callable[[], Any]) -> Row:
-    """Run the load against this process and watch the event loop meanwhile."""
-    context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=load, args=(urls, args, history, theirs))
-    before = resource.getrusage(resource.RUSAGE_SELF)
+def peer_python(given: Path | None) -> Path:
+    """Return an interpreter that can run the gateway, in a virtual environment of its own."""
+    if given is not None:
+        return given
+    folder = cache_dir() / "benchmarks" / PEER.replace("==", "-")
+    python = folder / "bin" / "python"
+    if not python.exists():
+        print(f"Installing {PEER} into {folder}", file=sys.stderr)
+        venv.create(folder, with_pip=True)
+        subprocess.run([python, "-m", "pip", "install", "--quiet", PEER], check=True)
+    return python
+
+
+@contextmanager
+def gateway(python: Path, upstream_port: int, database: Path) -> Iterator[tuple[int, int]]:
+    """Run the gateway in front of the model server; yields its process id and port."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port: int = free.getsockname()[1]
+    command = [python, "-m", "rllm_model_gateway", "--host", "127.0.0.1", "--port", str(port), "--log-level", "error"]
+    command += ["--worker", f"http://127.0.0.1:{upstream_port}/v1", "--db-path", str(database)]
+    process = subprocess.Popen([str(part) for part in command])
+    try:
+        for _ in range(100):
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            except OSError:
+                time.sleep(0.1)
+        yield process.pid, port
+    finally:
+        process.terminate()
+        process.wait(timeout=600)  # it writes what it still has
+
+
+# ---- measuring
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Of one process with its children that have ended."""
+
+    cpu_s: float
+    rss_kib: float
+
+    @classmethod
+    def of(cls, pid: int) -> Usage:
+        stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks = sum(int(value) for value in stat[11:15])
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        return cls(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE") / 1024)
+
+
+def drive(target: Target, work: Work) -> Seen:
+    """Run the load in a process of its own."""
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=load, args=(target, work, there), daemon=True)
     process.start()
-    lags: list[float] = []
-    while not ours.poll() and process.is_alive():
-        begin = time.perf_counter()
-        await asyncio.sleep(0.01)
-        lags.append(time.perf_counter() - begin - 0.01)
-    wall, seconds = ours.recv()
+    there.close()
+    seen: Seen = here.recv()
     process.join()
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    turns = len(seconds)
-    cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    bytes_kept, tokens = kept()
+    return seen
+
+
+def measured(name: str, target: Target, work: Work, pid: int, ceiling: Row | None = None) -> Row:
+    """Run the load against a process and watch what it uses."""
+    before = Usage.of(pid)
+    seen = drive(target, work)
+    after = Usage.of(pid)
+    p50, p99 = (float(np.percentile(seen.latencies_s, q)) * 1e3 for q in (50, 99))
     return Row(
         name=name,
-        history=history,
-        turns_per_s=turns / wall,
-        p50_ms=float(np.percentile(seconds, 50)) * 1e3,
-        p99_ms=float(np.percentile(seconds, 99)) * 1e3,
-        loop_lag_p99_ms=float(np.percentile(lags, 99)) * 1e3,
-        cpu_ms_per_turn=cpu / turns * 1e3,
-        rss_kb_per_turn=(after.ru_maxrss - before.ru_maxrss) / turns,
-        kept_bytes_per_turn=bytes_kept / turns,
-        new_tokens_per_turn=tokens / turns,
+        history=work.history,
+        turns=work.total_turns,
+        turns_per_s=work.total_turns / seen.wall_s,
+        p50=p50,
+        p99=p99,
+        added_p50=p50 - (ceiling.p50 if ceiling else p50),
+        added_p99=p99 - (ceiling.p99 if ceiling else p99),
+        probe_p99=float(np.percentile(seen.probes_s, 99)) * 1e3,
+        loop_lag_p99=None,
+        cpu_ms=(after.cpu_s - before.cpu_s) / work.total_turns * 1e3,
+        rss_kib=(after.rss_kib - before.rss_kib) / work.total_turns,
+        new_text=seen.new_text_bytes / work.total_turns,
+        stored=None,
+        errors=seen.errors,
+        calls=None,
     )
 
 
-async def proxy_row(args: Args, history: int, tokenizer: TextTokenizer) -> Row:
-    """Measure the proxy itself."""
-    server = ProxyServer()
-    await server.start()
-    tcp = await server.listen_tcp()
-    engine = InstantEngine(tokenizer)
-    limits = Limits(max_calls=10**6, max_total_tokens=10**9)
-    sessions = [server.open_session(engine, limits=limits) for _ in range(args.sessions)]
-    urls = [(tcp.port, f"/r/{session.key}/v1/chat/completions") for session in sessions]
-    trees: list[RolloutSession] = sessions
-    row = await measure("proxy", urls, args, history, lambda: (0, 0))
-    frozen = [await session.settle(quiet_s=0.0) for session in trees]
-    calls = [call for tree in frozen for call in tree.calls]
-    kept = sum(call.delta_token_ids.nbytes + call.token_ids.nbytes + call.logprobs.nbytes for call in calls)
-    tokens = sum(len(call.delta_token_ids) + len(call.token_ids) for call in calls)
-    await server.close()
-    turns = args.sessions * args.turns
-    return Row(**{**vars_of(row), "kept_bytes_per_turn": kept / turns, "new_tokens_per_turn": tokens / turns})
+@contextmanager
+def model_server() -> Iterator[tuple[int, int]]:
+    """Run the model server; yields its process id and port."""
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=upstream, args=(there,), daemon=True)
+    process.start()
+    assert process.pid is not None
+    try:
+        yield process.pid, here.recv()
+    finally:
+        process.terminate()
+        process.join()
 
 
-async def floor_row(args: Args, history: int) -> Row:
-    """Measure the bound: HTTP and JSON, no tokens."""
-    text = words(1, REPLY_TOKENS)
-    whole = orjson.dumps({"choices": [{"message": {"content": text}}]})
-    sse = b'data: {"choices":[{"delta":{"content":"%s"}}]}\n\ndata: [DONE]\n\n' % text.encode()
-
-    async def handler(scope: Any, receive: Any, send: Any) -> None:
-        exchange = connection.Connection(scope, receive, send)
-        chat.parse_request(await exchange.read_body(1 << 30))
-        if args.stream:
-            await exchange.start_stream()
-            await exchange.finish(sse)
-        else:
-            await exchange.reply(200, whole)
-        await exchange.close()
-
-    import socket
-
-    async def on_close() -> None:
-        return None
-
-    sock = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    config = listener.make_config(handler)
-    tcp = await listener.Listener.open(config, sock, session=None, on_close=on_close)
-    row = await measure("floor", [(tcp.port, "/")] * args.sessions, args, history, lambda: (0, 0))
-    await tcp.close()
-    return row
+def direct_row(work: Work, pid: int, port: int) -> Row:
+    """Measure the load and the model server alone."""
+    target = Target(port, ["/v1/chat/completions"] * work.sessions, "/health")
+    return measured("direct", target, work, pid)
 
 
-def vars_of(row: Row) -> dict[str, Any]:
-    return {name: getattr(row, name) for name in Row.__dataclass_fields__}
+def our_row(work: Work, folder: Path, ceiling: Row) -> Row:
+    """Measure our proxy, then check what it has stored."""
+    here, there = SPAWN.Pipe()
+    process = SPAWN.Process(target=ours, args=(work, folder, there), daemon=True)
+    process.start()
+    there.close()
+    assert process.pid is not None
+    row = measured("clawgym", here.recv(), work, process.pid, ceiling)
+    here.send("stop")
+    lags, calls = here.recv()
+    process.join()
+    check_prompts(work, folder)
+    lag = float(np.percentile(lags, 99)) * 1e3
+    return replace(row, loop_lag_p99=lag, stored=_size(folder) / row.turns, calls=calls)
+
+
+def peer_row(work: Work, folder: Path, ceiling: Row, *, python: Path, upstream_port: int) -> Row:
+    """Measure the gateway, then count what it has stored."""
+    database = folder / "traces.sqlite"
+    with gateway(python, upstream_port, database) as (pid, port):
+        paths = [f"/sessions/s{i}/v1/chat/completions" for i in range(work.sessions)]
+        row = measured("rllm-gateway", Target(port, paths, "/health"), work, pid, ceiling)
+    with sqlite3.connect(database) as connection:
+        calls = connection.execute("SELECT count(*) FROM traces").fetchone()[0]
+    connection.close()
+    return replace(row, stored=_size(folder) / row.turns, calls=calls)
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def report(rows: Sequence[Row]) -> None:
+    """Print the table, then what was reached of each target."""
+    names = [field.name for field in fields(Row)] + ["stored_ratio"]
+    print(" ".join(f"{name:>12}" for name in names))
+    for row in rows:
+        print(" ".join(f"{_cell(getattr(row, name)):>12}" for name in names))
+    for row in rows:
+        if row.name == "clawgym":
+            _report_targets(row, next((r for r in rows if r.history == row.history and r.name == "rllm-gateway"), None))
+
+
+def _cell(value: str | float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if isinstance(value, float) else str(value)
+
+
+def _report_targets(row: Row, peer: Row | None) -> None:
+    assert row.loop_lag_p99 is not None
+    assert row.stored_ratio is not None
+    assert row.calls is not None
+    checks: list[tuple[str, float, str, float | None]] = [
+        ("CPU ms per turn", row.cpu_ms, "<=", CPU_TARGETS_MS.get(row.history)),
+        ("loop lag p99, ms", row.loop_lag_p99, "<=", LAG_TARGET_MS),
+        ("stored / new text", row.stored_ratio, "<=", STORED_TARGET),
+        ("calls in the store", row.calls, ">=", row.turns),
+    ]
+    if peer is not None:
+        checks.append(("peer's CPU / ours", peer.cpu_ms / row.cpu_ms, ">=", CPU_RATIO_TARGETS.get(row.history)))
+    for what, value, relation, bound in checks:
+        if bound is None:
+            print(f"{row.history:>7} {what:<20} {value:>10.2f}")
+            continue
+        met = value <= bound if relation == "<=" else value >= bound
+        print(f"{row.history:>7} {what:<20} {value:>10.2f} {relation} {bound:<8g} {'reached' if met else 'MISSED'}")
 
 
 def main() -> None:
     args = tyro.cli(Args)
-    tokenizer = make_tokenizer()
+    python = peer_python(args.peer_python) if args.peer else None
     rows: list[Row] = []
     for history in args.history:
-        rows.append(asyncio.run(floor_row(args, history)))
-        rows.append(asyncio.run(proxy_row(args, history, tokenizer)))
-    names = list(Row.__dataclass_fields__)
-    print("  ".join(f"{name:>20}" for name in names))
-    for row in rows:
-        cells = (getattr(row, name) for name in names)
-        print("  ".join(f"{cell:>20.1f}" if isinstance(cell, float) else f"{cell:>20}" for cell in cells))
-    text = json.dumps([vars_of(row) for row in rows])
+        work = Work(args.sessions, args.turns, history, args.stream)
+        with model_server() as (pid, port), tempfile.TemporaryDirectory(prefix="clawgym-proxy-") as folder:
+            rows.append(direct_row(work, pid, port))
+            rows.append(our_row(work, Path(folder) / "ours", rows[-1]))
+            if python is not None:
+                peer_folder = Path(folder) / "peer"
+                peer_folder.mkdir()
+                rows.append(peer_row(work, peer_folder, rows[-2], python=python, upstream_port=port))
+    report(rows)
+    text = json.dumps([asdict(row) for row in rows])
     print(text)
     if args.json_path is not None:
         args.json_path.write_text(text + "\n")
