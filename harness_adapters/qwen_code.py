@@ -1,7 +1,9 @@
 """Adapter of Qwen Code (npm `@qwen-code/qwen-code`), on the chat dialect.
 
-Append-only history. Sub-agents run in the background with a system prompt and tools of their own, by which the generic
-rules tell them apart; a summary is asked for in the words of `COMPACTION_WORDS`.
+Append-only history. Sub-agents work in the background with a system prompt and tools of their own, by which the
+generic rules know them. Compaction keeps system prompt and tools and asks in the last user message; afterwards the
+last tool call stands in a message that no model wrote, and the reminders of the first message come back one call late.
+The first request costs about 19k tokens, and holds today's date.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from pathlib import Path
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.tasks.task import McpServer
 from clawgym_env.trace.calls import CallKind
 from harness_adapters.launch import HOME, log_line
 from harness_adapters.npm import NpmProduct
@@ -25,8 +28,11 @@ PRODUCT = NpmProduct(
 )
 SETTINGS = f"{HOME}/.qwen/settings.json"
 SETTINGS_VERSION = 4
-SESSION_ID = "c1a76000-0000-4000-8000-000000000002"
+SESSION_ID = "c1a76000-0000-4000-8000-000000000001"
+"""The same in every rollout: it gets into prompts through the paths of sub-agents' transcripts."""
 COMPACTION_WORDS = "Then, produce the <state_snapshot> XML."
+SUMMARY_ROOM = 33_000
+"""Tokens it keeps free for a summary in any window larger than this; in a smaller one it keeps 15 % free."""
 
 
 class QwenCodeHarness(HarnessAdapter):
@@ -36,9 +42,13 @@ class QwenCodeHarness(HarnessAdapter):
     version = PRODUCT.version
     dialect: Dialect = "chat"
     supports_mcp = True
-    memory_mb = 3072
 
     def __init__(self, *, bare: bool = False) -> None:
+        """Choose how much the product brings.
+
+        Args:
+            bare: its minimal mode, with six tools (write_file is none of them), no skills and half the prompt.
+        """
         self.bare = bare
 
     def install(self, cache: Path) -> None:
@@ -56,48 +66,60 @@ class QwenCodeHarness(HarnessAdapter):
             "OPENAI_API_KEY": context.api_key,
             "OPENAI_BASE_URL": f"{context.base_url}/v1",
             "OPENAI_MODEL": context.model,
+            # Given a limit, it does not ask again with a larger one for a reply that was cut.
             "QWEN_CODE_MAX_OUTPUT_TOKENS": str(context.max_tokens),
+            "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
         }
         done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
         last = request.messages[-1] if request.messages else None
-        if last is not None and last.role == "user" and last.content.rstrip().endswith(COMPACTION_WORDS):
+        if last is not None and last.role == "user" and last.content.endswith(COMPACTION_WORDS):
             return "compaction"
         return None
 
 
 def settings(context: HarnessContext) -> dict[str, Json]:
-    """Return `settings.json`."""
+    """Return `settings.json`: the true window, patience, and no call that the task did not ask for."""
     generation: dict[str, Json] = {
-        "contextWindowSize": context.context_length,
+        "contextWindowSize": told_window(context.context_length),
         "timeout": int(context.wall_clock_s * 1000),
         "streamIdleTimeoutMs": 0,
-        "maxRetries": 2,
-    }
-    servers: dict[str, Json] = {
-        server.name: {"command": server.command[0], "args": list(server.command[1:]), "env": dict(server.env)}
-        for server in context.mcp_servers
+        "maxRetries": 3,
     }
     return {
         "$version": SETTINGS_VERSION,
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "general": {"enableAutoUpdate": False},
+        # Both spend model calls on what outlives the session.
         "memory": {"enableManagedAutoMemory": False, "enableManagedAutoDream": False},
         "model": {"name": context.model, "generationConfig": generation},
-        "mcpServers": servers,
+        "mcpServers": {server.name: mcp_entry(server) for server in context.mcp_servers},
     }
 
 
+def told_window(window: int) -> int:
+    """Return the window to tell it, in tokens: the true one, or less where it would compact before every turn."""
+    if window - SUMMARY_ROOM < 0.85 * SUMMARY_ROOM:
+        return min(window, SUMMARY_ROOM)
+    return window
+
+
+def mcp_entry(server: McpServer) -> dict[str, Json]:
+    """Return one entry of `mcpServers`; its tools are offered at once instead of behind a tool search."""
+    entry: dict[str, Json] = {"command": server.command[0], "args": [*server.command[1:]], "env": dict(server.env)}
+    return {**entry, "alwaysLoadTools": True}
+
+
 def final_answer(stdout: bytes) -> str:
-    """Return the text of the result event, empty where it reports a failure."""
+    """Return the text of the last event, the result; empty where it reports a failure."""
     try:
         events = json.loads(stdout)
     except ValueError:
         return ""
-    result = events[-1] if isinstance(events, list) and events else None
-    if not isinstance(result, dict) or result.get("is_error"):
-        return ""
-    return str(result.get("result") or "")
+    match events:
+        case [*_, {"type": "result", "is_error": False, "result": str(text)}]:
+            return text
+    return ""
