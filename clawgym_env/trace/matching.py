@@ -212,7 +212,8 @@ class LineageIndex:
             asked_alike = self._by_prompt.get(view.histories[at])
             if asked_alike is not None and view.histories[at]:
                 merged = named is not None and not set(asked_alike).isdisjoint(self._lineage(named))
-                view.parent = named if merged else self._latest(asked_alike, view)
+                # Else of the last try, delivered or not: Qwen Code goes on from the part of a reply that arrived.
+                view.parent = named if merged else self._last_try(asked_alike, view)
                 view.drift = "reply_rewritten"
                 return at
         return -1
@@ -247,6 +248,10 @@ class LineageIndex:
     def _latest(self, calls: Sequence[int], view: RequestView) -> int:
         """Return the latest delivered call, of the same agent role if there is one."""
         return max(calls, key=lambda i: (self._calls[i].role_hash == view.role_hash, self._calls[i].delivered, i))
+
+    def _last_try(self, calls: Sequence[int], view: RequestView) -> int:
+        """Return the call asked last, of the same agent role if there is one."""
+        return max(calls, key=lambda i: (self._calls[i].role_hash == view.role_hash, i))
 
     def _exact_item(self, view: RequestView, at: int) -> Digest:
         if at in view.known:

@@ -215,4 +215,19 @@ EXPECTED: Mapping[str, Expected] = {
     for scenario, row in rows.items()
 }
 
-HAND_WRITTEN: Mapping[str, Expected] = {}
+HAND_WRITTEN: Mapping[str, Expected] = {
+    # Empty, hinted at; a helper beside the main agent, which breaks its JSON (a drift, and the summary shares it).
+    "claude-code-hand/helpers-and-compaction": Expected(kept=(3, 2), compaction=1, subagent=2, dead=1, drift=2),
+    # With its header whole, the compaction is one.
+    "codex-hand/helper-and-compaction": Expected(kept=(2, 2), compaction=1, subagent=2, drift=1),
+    # Empty, hinted at; ids made up by the harness, thoughts left out; a helper that has to `complete_task`.
+    "gemini-cli-hand/added-ids": Expected(kept=(3,), subagent=1, dead=1),
+    # Broken JSON and an answer in words, both dropped.
+    "mini-swe-agent-hand/dropped-replies": Expected(kept=(3,), dead=2),
+    # Cut off, worded anew; empty; then a budget of one token.
+    "openclaw-hand/moving-tail": Expected(kept=(2,), dead=1, undelivered=1, starved=1),
+    # Emptied arguments (a drift), a budget of one token, compaction.
+    "pi-hand/compaction": Expected(kept=(2, 2), compaction=1, starved=1, drift=1),
+    # Cut, asked again, cut off, gone on from the part that had arrived (a drift), merged (another).
+    "qwen-code-hand/merged-parts": Expected(kept=(2,), retry=1, undelivered=1, drift=2),
+}

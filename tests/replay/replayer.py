@@ -141,8 +141,8 @@ class Player:
     def _learn(self, recorded: Reply, got: Reply) -> None:
         pairs = [(mark, got.marks[place]) for place, mark in recorded.marks.items() if place in got.marks]
         for old, new in zip(recorded.calls, got.calls, strict=True):
-            pairs.append((old.id, new.id))
-            pairs.append((_bare(old.id), _bare(new.id)))
+            if old.id:  # Gemini's have none, and its CLI makes some up
+                pairs += [(old.id, new.id), (_bare(old.id), _bare(new.id))]
             if not is_object(old.arguments):
                 pairs.append((old.arguments, new.arguments))
         self._ours.update(pairs)

@@ -18,6 +18,7 @@ from replayer import Replayed, replay
 
 from clawgym_env import registry
 from clawgym_env.harness import HarnessAdapter
+from clawgym_env.messages import Dialect
 from clawgym_env.trace.prefix_tree import PrefixTree, Selection
 
 OWN = Path(__file__).parent / "data"
@@ -33,12 +34,17 @@ def name_of(file: Path) -> str:
 def adapter_of(recording: Recording) -> HarnessAdapter | None:
     """Return the adapter that knows this harness's markers; None where there is none."""
     name = next((name for name in registry.HARNESSES if recording.harness.startswith(f"{name}-")), None)
+    if name == "openclaw":
+        return registry.adapter(f"openclaw?api={dialect_of(recording)}")
     return None if name is None else registry.adapter(name)
 
 
+def dialect_of(recording: Recording) -> Dialect:
+    return next(exchange.dialect for exchange in recording.exchanges if exchange.dialect is not None)
+
+
 def append_only(recording: Recording) -> bool:
-    dialects = {exchange.dialect for exchange in recording.exchanges if exchange.dialect is not None}
-    return recording.harness.startswith(APPEND_ONLY) or dialects == {"responses"}
+    return recording.harness.startswith(APPEND_ONLY) or dialect_of(recording) == "responses"
 
 
 def counted(tree: PrefixTree, refused: int) -> Expected:
@@ -72,7 +78,7 @@ def hold_to(table: Mapping[str, Expected], file: Path, capsys: pytest.CaptureFix
     row = table.get(recording.name)
     if row is None:
         with capsys.disabled():
-            print(f"\n{recording.name} is in no table: {counts}")
+            print(f"\n{recording.name} is in no table: {counts}")  # noqa: T201 (what there is to know of it)
         return
     assert counts == row, f"\n{result.tree.outline()}"
 
