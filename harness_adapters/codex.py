@@ -31,6 +31,10 @@ CONFIG = f"{HOME}/.codex/config.toml"
 KEY_VARIABLE = "CLAWGYM_API_KEY"
 
 
+MCP_START_S = 120
+"""A loaded machine takes long to start a server."""
+
+
 class CodexHarness(HarnessAdapter):
     """Codex CLI, headless."""
 
@@ -100,7 +104,14 @@ def config(context: HarnessContext) -> dict[str, Json]:
         "features": {"plugins": False, "apps": False},
         "model_providers": {PROVIDER: provider},
         "mcp_servers": {
-            server.name: {"command": server.command[0], "args": [*server.command[1:]], "env": dict(server.env)}
+            server.name: {
+                "command": server.command[0],
+                "args": [*server.command[1:]],
+                "env": dict(server.env),
+                "required": True,  # else the first turn begins without its tools, and a dead server goes unnoticed
+                "startup_timeout_sec": MCP_START_S,
+                "tool_timeout_sec": int(context.wall_clock_s),
+            }
             for server in context.mcp_servers
         },
     }
