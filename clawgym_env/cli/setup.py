@@ -1,0 +1,47 @@
+"""`clawgym install`, `policy` and `tasks`: what has to be there before a rollout."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+from tyro.conf import Positional
+
+from clawgym_env import registry
+from clawgym_env.cache import cache_dir
+from clawgym_env.tasks.loading import load_tasks
+
+
+def install_command(name: Positional[str]) -> None:
+    """Put a harness into the cache, or every one: clawgym install pi|claude-code|…|all.
+
+    Args:
+        name: which; options as in "claude-code?version=2.0.76".
+    """
+    logging.getLogger("harness_adapters").setLevel(logging.INFO)
+    everything = [spec for spec in registry.HARNESSES if spec not in registry.NEEDS_OPTIONS]
+    for spec in (*everything, *registry.MCP_SERVERS) if name == "all" else (name,):
+        registry.installable(spec).install(cache_dir())
+
+
+def policy_command(action: Positional[Literal["build"]], name: Positional[str]) -> None:
+    """Make an embedded policy in the cache: clawgym policy build tiny|smollm2.
+
+    Args:
+        action: build it anew, replacing an older one.
+        name: which.
+    """
+    print(f"{action}ing {name!r} ...", flush=True)
+    print(registry.load("clawgym_env.policy:build_policy")(name, cache_dir()))
+
+
+def tasks_command(action: Positional[Literal["check"]], path: Positional[str]) -> None:
+    """Read every task and say what is wrong with it: clawgym tasks check PATH.
+
+    Args:
+        action: check.
+        path: a folder of tasks, or a name such as "bundled:level=1".
+    """
+    tasks = load_tasks(path)
+    count = sum(1 for task in tasks for file in (*task.files, *task.hidden_files) if file.read() is not None)
+    print(f"{len(tasks)} tasks with {count} files: sound as far as reading tells")
