@@ -22,7 +22,7 @@ from clawgym_env.proxy.connection import BodyTooLarge, ClientGone, Connection
 from clawgym_env.proxy.dialects import dialect_of, routes
 from clawgym_env.proxy.listener import Listener, make_config
 from clawgym_env.proxy.session import RolloutSession, SessionClosed, SessionSettings
-from clawgym_env.proxy.wire import STATUS, ErrorKind, WireDialect
+from clawgym_env.proxy.wire import STATUS, ErrorKind, WireDialect, bounded
 from clawgym_env.tasks.task import Limits
 from clawgym_env.trace.calls import ModelCall
 
@@ -193,7 +193,7 @@ def split_path(path: str) -> tuple[str, str]:
 
 
 async def _refuse(connection: Connection, dialect: WireDialect, kind: ErrorKind, message: str) -> None:
-    await connection.reply(STATUS[kind], dialect.error_body(kind, message))
+    await connection.reply(STATUS[kind], dialect.error_body(kind, bounded(message)))
 
 
 def _probe_body(dialect: WireDialect, session: RolloutSession, rest: str) -> bytes:

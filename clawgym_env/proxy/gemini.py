@@ -57,7 +57,7 @@ _LINE_ENDS = {"\u0085": b"\\u0085", "\u2028": b"\\u2028", "\u2029": b"\\u2029"}
 def operation(path: str) -> Operation | None:
     """Return what a method behind a model's name asks for."""
     name, _, method = path.rpartition(":")
-    return _METHODS.get(method) if name else None
+    return _METHODS.get(method) if name.startswith(("models/", "tunedModels/")) else None
 
 
 def parse_request(body: bytes, path: str = "") -> ChatRequest:
@@ -74,17 +74,18 @@ def parse_request(body: bytes, path: str = "") -> ChatRequest:
     if _get(config, "candidateCount") not in (None, 1):
         raise ProxyError("Expected generationConfig.candidateCount to be 1, got another. Send one request per sample.")
     stream = method == "streamGenerateContent"
+    tools, ignored = _tools(_get(fields, "tools"))
     return ChatRequest(
         dialect=NAME,
         model=name.removeprefix("models/"),
         messages=tuple(_conversation(fields)),
-        tools=_tools(_get(fields, "tools")),
+        tools=tools,
         stream=stream,
         stream_as_array=stream and parse_qs(query).get("alt") != ["sse"],
         max_tokens=wire.as_budget(_get(config, "maxOutputTokens"), "generationConfig.maxOutputTokens"),
         stop=wire.as_stops(_get(config, "stopSequences"), "generationConfig.stopSequences"),
         client_sampling={**config, **wire.pick(fields, ("toolConfig", "tool_config"))},
-        unknown_fields=tuple(name for name in fields if _snake(name) not in _KNOWN),
+        unknown_fields=(*(name for name in fields if _snake(name) not in _KNOWN), *ignored),
     )
 
 
@@ -223,14 +224,16 @@ def _parts(content: Mapping[str, Json], where: str) -> Iterator[tuple[dict[str, 
         yield wire.as_object({"text": item} if isinstance(item, str) else item, place), place
 
 
-def _tools(value: Json) -> tuple[ToolSpec, ...]:
-    """Return the declared functions; what the service itself would run (search, code) is not offered here."""
-    tools = []
+def _tools(value: Json) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
+    """Return the declared functions, and the names of tools that only the vendor's server could run."""
+    tools: list[ToolSpec] = []
+    ignored: dict[str, None] = {}
     for i, item in enumerate(_listed(value, "tools")):
-        declared = _get(wire.as_object(item, f"tools[{i}]"), "functionDeclarations")
-        for j, entry in enumerate(_listed(declared, f"tools[{i}].functionDeclarations")):
+        tool = wire.as_object(item, f"tools[{i}]")
+        for j, entry in enumerate(_listed(_get(tool, "functionDeclarations"), f"tools[{i}].functionDeclarations")):
             tools.append(_tool(entry, f"tools[{i}].functionDeclarations[{j}]"))
-    return tuple(tools)
+        ignored |= {f"tools[{name}]": None for name in tool if _snake(name) != "function_declarations"}
+    return tuple(tools), tuple(ignored)
 
 
 def _tool(value: Json, where: str) -> ToolSpec:

@@ -188,7 +188,8 @@ def _output(completion: Completion, tools: Sequence[ToolSpec]) -> list[dict[str,
         add("msg", "message", {"role": "assistant", "content": [_text_part(completion.content)]})
     for call in completion.tool_calls:
         spec = specs.get(call.name)
-        named: dict[str, Json] = {"call_id": call.id, "name": call.name}
+        # OpenClaw puts hashes for ids of another form than the API's; a match looks at letters and digits only.
+        named: dict[str, Json] = {"call_id": f"call_{call.id.removeprefix('call')}", "name": call.name}
         if spec is not None and spec.namespace is not None:
             named["name"] = call.name.removeprefix(qualified("", spec.namespace))
             named["namespace"] = spec.namespace
@@ -300,7 +301,7 @@ def _finished(completion: Completion, output: Sequence[Json]) -> dict[str, Json]
         "output": list(output),
         "usage": {
             "input_tokens": completion.prompt_tokens,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": completion.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": completion.prompt_tokens + completion.completion_tokens,

@@ -23,6 +23,9 @@ ErrorKind = Literal["invalid_request", "not_found", "too_large", "unavailable"]
 STATUS: Mapping[ErrorKind, int] = {"invalid_request": 400, "not_found": 404, "too_large": 413, "unavailable": 503}
 """HTTP status of each kind of error. Never 429: Codex does not retry it."""
 
+MAX_MESSAGE = 500
+"""Characters of an error message: it quotes what the client sent, which may be megabytes."""
+
 TEXT_SEPARATOR = "\n"
 """Between the text parts of one message. A single part equals the same text as a plain string."""
 
@@ -203,6 +206,11 @@ def require_conversation(messages: Sequence[Message]) -> tuple[Message, ...]:
     if not messages:
         raise ProxyError("Expected at least one message in messages, got none.")
     return tuple(messages)
+
+
+def bounded(message: str) -> str:
+    """Return an error message of at most `MAX_MESSAGE` characters."""
+    return message if len(message) <= MAX_MESSAGE else f"{message[: MAX_MESSAGE - 1]}…"
 
 
 def sse(data: bytes, event: str | None = None) -> bytes:

@@ -206,7 +206,7 @@ def test_openapi_types_get_their_json_schema_names_but_examples_stay() -> None:
             "rows": {"type": "ARRAY", "items": {"anyOf": [{"type": "INTEGER"}, {"type": "NULL"}]}},
         },
     }
-    (tool,) = parse(tools=[{"functionDeclarations": [{"name": "f", "parameters": schema}]}, {"googleSearch": {}}]).tools
+    (tool,) = parse(tools=[{"functionDeclarations": [{"name": "f", "parameters": schema}]}]).tools
     assert tool.parameters == {
         "type": "object",
         "properties": {
@@ -214,6 +214,12 @@ def test_openapi_types_get_their_json_schema_names_but_examples_stay() -> None:
             "rows": {"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}},
         },
     }
+
+
+def test_tools_that_the_vendor_would_run_are_left_out_and_noted() -> None:
+    request = parse(tools=[{"googleSearch": {}}, {"function_declarations": [{"name": "f"}], "codeExecution": {}}])
+    assert [tool.name for tool in request.tools] == ["f"]
+    assert request.unknown_fields == ("tools[googleSearch]", "tools[codeExecution]")
 
 
 def test_counting_takes_contents_or_a_whole_request() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,7 @@ from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Message, ToolCall, ToolSpec
 from clawgym_env.proxy import responses
 from clawgym_env.proxy.session import SessionSettings
-from clawgym_env.trace.matching import message_digest
+from clawgym_env.trace.digests import message_digest
 
 RESPONSES = "/v1/responses"
 TOOLS: list[Any] = [
@@ -309,7 +310,7 @@ def test_a_whole_answer_has_reasoning_text_calls_and_true_counts() -> None:
             "id": "fc_abc_2",
             "type": "function_call",
             "status": "completed",
-            "call_id": "call1",
+            "call_id": "call_1",
             "name": "bash",
             "arguments": '{"command": "ls"}',
         },
@@ -317,7 +318,7 @@ def test_a_whole_answer_has_reasoning_text_calls_and_true_counts() -> None:
             "id": "fc_abc_3",
             "type": "function_call",
             "status": "completed",
-            "call_id": "call2",
+            "call_id": "call_2",
             "name": "spawn",
             "namespace": "agents",
             "arguments": '{"task": "x"}',
@@ -326,7 +327,7 @@ def test_a_whole_answer_has_reasoning_text_calls_and_true_counts() -> None:
             "id": "ctc_abc_4",
             "type": "custom_tool_call",
             "status": "completed",
-            "call_id": "call3",
+            "call_id": "call_3",
             "name": "patch",
             "input": "*** Begin\nü",
         },
@@ -353,7 +354,7 @@ def test_a_whole_answer_has_reasoning_text_calls_and_true_counts() -> None:
         "truncation": "disabled",
         "usage": {
             "input_tokens": 7,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": 3,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": 10,
@@ -542,6 +543,7 @@ def test_dropped_ids_and_arguments_written_anew_make_no_fork() -> None:
             hi = {"role": "user", "content": "hi"}
             first = (await rig.post(RESPONSES, {"model": "m", "input": [hi], "tools": TOOLS})).json()
             items = echo(first["output"], ids=False)
+            assert re.fullmatch(r"call_[A-Za-z0-9_-]{1,59}", items[1]["call_id"])  # OpenClaw keeps no other
             items[1]["arguments"] = '{"a":2,"b":1.0}'
             await rig.post(RESPONSES, {"model": "m", "input": [hi, *items], "tools": TOOLS})
             tree = await rig.session.settle()
