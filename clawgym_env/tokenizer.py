@@ -3,14 +3,17 @@
 Used by renderers and embedded engines; needs neither torch nor transformers. Invariant: text is data. A string that
 merely looks like a special token (`<|im_end|>` inside a file the agent reads) is encoded as ordinary text, so that
 nothing in a workspace can forge a turn; special ids are placed by renderers, by id. Tokens that a model's own
-`tokenizer.json` adds without calling them special (Qwen's `<think>`) stay readable: its renderer writes them as text.
+`tokenizer.json` adds without calling them special stay readable when they are mere tags (Qwen's `<think>`), which its
+renderer writes as text, and not when they look like turn tokens (DeepSeek's `<｜User｜>`).
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -43,6 +46,8 @@ _SCAFFOLDS = frozenset(
 """Assistant headers that the `renderers` library encodes as one string to look for them in a prompt. They are the
 only texts in which special tokens are recognised, and only when they are the whole text."""
 
+_TURN_TOKEN = re.compile(r"<[|｜].+[|｜]>")
+
 
 class TextTokenizer:
     """Satisfies `renderers.base.Tokenizer`."""
@@ -64,9 +69,11 @@ class TextTokenizer:
             text: self._tokenizer.encode(text, add_special_tokens=False).ids for text in sorted(_SCAFFOLDS)
         }
         self._tokenizer.encode_special_tokens = True
-        self._special_ids = frozenset(
-            index for index, token in self._tokenizer.get_added_tokens_decoder().items() if token.special
-        )
+        added = self._tokenizer.get_added_tokens_decoder()
+        uncalled = {i for i, token in added.items() if not token.special and _TURN_TOKEN.fullmatch(token.content)}
+        self._special_ids = frozenset(index for index, token in added.items() if token.special) | uncalled
+        self._uncalled = re.compile("|".join(re.escape(added[i].content) for i in sorted(uncalled)) or r"(?!)")
+        """Finds turn tokens that the vocabulary does not call special, which the library would read in any text."""
         self.name_or_path = name_or_path
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = None
@@ -109,7 +116,11 @@ class TextTokenizer:
         if not text.isascii():
             # JSON may carry half a surrogate pair, which is no text; each becomes U+FFFD.
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        if not self._tokenizer.encode_special_tokens:
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
+        cuts = [0, *(found.start() + 1 for found in self._uncalled.finditer(text)), len(text)]
+        pieces = (text[start:end] for start, end in pairwise(cuts))
+        return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=False).ids]
 
     def decode(
         self,
@@ -125,6 +136,21 @@ class TextTokenizer:
     def convert_tokens_to_ids(self, tokens: str) -> int | None:
         """Return the id of a token, or None when it is unknown."""
         return self._tokenizer.token_to_id(tokens)
+
+    def byte_vocabulary(self) -> list[bytes]:
+        """Return the ordinary tokens of a byte-level vocabulary in id order, as the bytes they stand for.
+
+        Raises:
+            EngineError: the vocabulary is no byte-level one.
+        """
+        byte_of = {symbol: byte for byte, symbol in enumerate(_byte_symbols())}
+        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
+        try:
+            return [
+                bytes(byte_of[symbol] for symbol in token) for token in sorted(vocabulary, key=vocabulary.__getitem__)
+            ]
+        except KeyError as error:
+            raise EngineError(f"Expected a byte-level vocabulary, got one with the symbol {error}.") from error
 
     @contextmanager
     def special_texts(self) -> Iterator[None]:
@@ -160,6 +186,13 @@ def byte_tokenizer(*, extra_specials: Sequence[str] = ()) -> TextTokenizer:
         [AddedToken(token, special=True, normalized=False) for token in (*CHATML_SPECIALS, *extra_specials)]
     )
     return TextTokenizer(tokenizer, eos_token="<|im_end|>")
+
+
+def _byte_symbols() -> list[str]:
+    """Return the character that stands for each byte in a byte-level vocabulary: itself where it can be seen."""
+    seen = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    unseen = [byte for byte in range(256) if byte not in seen]
+    return [chr(byte if byte in seen else 256 + unseen.index(byte)) for byte in range(256)]
 
 
 def _eos_token(folder: Path) -> str | None:

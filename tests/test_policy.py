@@ -115,7 +115,7 @@ def test_a_hugging_face_folder_of_a_known_family_gets_its_own_renderer(tmp_path:
     Qwen3ForCausalLM(config).save_pretrained(tmp_path)
     tokenizer.save(tmp_path)
     policy = load_policy(str(tmp_path), cache=tmp_path)
-    assert type(policy.renderer).__name__ == "Qwen3Renderer"
+    assert getattr(policy.renderer, "family", None) == "qwen3"
     assert policy.context_length == 640
     assert isinstance(load_policy(tmp_path, cache=tmp_path, renderer="chatml").renderer, ChatMLRenderer)
 
@@ -154,9 +154,9 @@ def test_a_renderer_that_was_asked_for_and_the_template_survive_a_save(tmp_path:
     policy = load_policy(folder, cache=tmp_path, renderer="qwen3")
     saved = save_policy(policy, tmp_path / "first")
     again = load_policy(saved, cache=tmp_path)
-    assert type(again.renderer).__name__ == "Qwen3Renderer"
+    assert getattr(again.renderer, "family", None) == "qwen3"
     twice = load_policy(save_policy(again, tmp_path / "second"), cache=tmp_path)
-    assert type(twice.renderer).__name__ == "Qwen3Renderer"
+    assert getattr(twice.renderer, "family", None) == "qwen3"
     assert AutoTokenizer.from_pretrained(tmp_path / "second").chat_template == "{{1}}"
 
 

@@ -11,16 +11,11 @@ from hypothesis import strategies as st
 from renderers.base import Renderer as RendererProtocol
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from clawgym_env.chatml import ChatMLRenderer
 from clawgym_env.errors import EngineError
+from clawgym_env.families import FamilyRenderer
 from clawgym_env.messages import Message, ToolCall, ToolSpec
-from clawgym_env.rendering import (
-    ChatMLRenderer,
-    make_renderer,
-    message_dicts,
-    parse_reply,
-    renderer_kind,
-    tool_dicts,
-)
+from clawgym_env.rendering import make_renderer, message_dicts, parse_reply, renderer_kind, tool_dicts
 from clawgym_env.tokenizer import CHATML_SPECIALS, TextTokenizer, byte_tokenizer
 
 
@@ -201,8 +196,10 @@ def test_the_embedded_policies_get_our_renderer(model_type: str) -> None:
 def test_a_known_family_gets_the_library_renderer_with_thinking_kept() -> None:
     tokenizer = byte_tokenizer(extra_specials=("<think>", "</think>"))
     renderer = make_renderer(tokenizer, "qwen3")
-    assert type(renderer).__name__ == "Qwen3Renderer"
-    assert renderer.effective_thinking_retention == "all"  # type: ignore[attr-defined]
+    assert isinstance(renderer, FamilyRenderer)
+    assert isinstance(renderer, RendererProtocol)
+    assert type(renderer.inner).__name__ == "Qwen3Renderer"
+    assert renderer.inner.effective_thinking_retention == "all"  # type: ignore[attr-defined]
 
 
 LLAMA_3_TOKENS = (
@@ -246,7 +243,8 @@ def test_the_name_decides_where_the_architecture_does_not() -> None:
 def test_a_llama_3_conversation_is_bridged_by_the_library() -> None:
     tokenizer = special_tokenizer(*LLAMA_3_TOKENS)
     renderer = make_renderer(tokenizer, "llama")
-    assert type(renderer).__name__ == "Llama3Renderer"
+    assert isinstance(renderer, FamilyRenderer)
+    assert type(renderer.inner).__name__ == "Llama3Renderer"
     before = message_dicts([Message("user", "Go.")])
     prompt = renderer.render_ids(before, add_generation_prompt=True)
     reply = [*tokenizer.encode("Yes."), tokenizer.convert_tokens_to_ids("<|eot_id|>") or 0]

@@ -6,8 +6,10 @@ import functools
 
 import numpy as np
 import pytest
+import renderers.gpt_oss
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from model_families import PlainHarmony
 from renderers.base import Renderer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
@@ -24,6 +26,10 @@ KIMI = (
     "<|tool_call_argument_begin|>",
 )
 LLAMA = ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|end_of_text|>", "<|eom_id|>")
+DEEPSEEK = (
+    *(f"<｜{name}｜>" for name in ("begin▁of▁sentence", "end▁of▁sentence", "User", "Assistant", "tool▁sep")),
+    *(f"<｜tool▁{name}▁{end}｜>" for name in ("calls", "call", "outputs", "output") for end in ("begin", "end")),
+)
 VISION = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 FAMILIES = {
     "chatml": (),
@@ -35,6 +41,9 @@ FAMILIES = {
     "glm-5": GLM_ALL,
     "llama-3": LLAMA,
     "kimi-k2": KIMI,
+    "gpt-oss": tuple(f"<|{name}|>" for name in ("start", "end", "message", "channel", "constrain", "return", "call")),
+    "deepseek-v3": DEEPSEEK,
+    "deepseek-r1": DEEPSEEK,
     "minimax-m2": ("]~!b[", "]~b]", "[e~[", "<minimax:tool_call>", "</minimax:tool_call>"),
 }
 TOOLS = (ToolSpec("write", "Write.", {"type": "object"}),)
@@ -51,7 +60,9 @@ def family(name: str) -> tuple[TextTokenizer, Renderer]:
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     tokenizer.add_tokens([AddedToken(token, normalized=False) for token in ("<think>", "</think>")])
     text = TextTokenizer(tokenizer, eos_token="<|im_end|>")
-    return text, make_renderer(text, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(renderers.gpt_oss, "load_harmony_encoding", lambda name: PlainHarmony(tokenizer))
+        return text, make_renderer(text, name)
 
 
 words = st.text("ab \n<", max_size=6)
