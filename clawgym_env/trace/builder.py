@@ -212,7 +212,6 @@ class TreeBuilder:
                 request_hash=node.call.request_hash,
                 delivered=node.delivered_s is not None,
                 echoes_parent=node.echoes_parent,
-                trainable_tokens=0 if node.call.starved else len(node.call.token_ids),
             )
             for node in self._nodes
         ]

@@ -45,7 +45,6 @@ class CallFacts:
     delivered: bool
     echoes_parent: bool
     """The parent's reply stands in the request as it was sampled."""
-    trainable_tokens: int
 
 
 def marked_kind(request: ChatRequest, *, opens: bool, new_system: bool = False) -> CallKind | None:
@@ -107,27 +106,26 @@ def _opening_kind(call: CallFacts, main: CallFacts | None) -> CallKind:
 def assign_states(calls: Sequence[CallFacts], kinds: Sequence[CallKind]) -> list[CallState]:
     """Return the state of every call.
 
-    Within a segment the path with most delivered calls is live, then the one with most trainable tokens, then the
-    latest. Off it, a call is `retry` when the same request was sampled again later, `dead` otherwise. A reply that
-    never arrived is `undelivered`, unless the harness went on from all of it (not from a part) all the same.
+    Within a segment the path with most delivered calls is live, of several the latest: what a harness asks for again
+    it has given up. Off it, a call is `retry` when the same request was sampled again later, `dead` otherwise. A reply
+    that never arrived is `undelivered`, unless the harness went on from all of it (not from a part) all the same.
     """
     parents = [_same_kind_parent(index, calls, kinds) for index in range(len(calls))]
     openings = _openings(calls, kinds)
     gone_on = {parent for parent in parents if parent is not None}
     echoed = {call.lineage_parent for call in calls if call.echoes_parent}
     arrived = [call.delivered or index in echoed for index, call in enumerate(calls)]
-    scores: list[tuple[int, int]] = []
+    delivered: list[int] = []
     groups: list[Hashable] = []
     for index, call in enumerate(calls):
         parent = parents[index]
-        delivered, tokens = (0, 0) if parent is None else scores[parent]
-        scores.append((delivered + arrived[index], tokens + (call.trainable_tokens if arrived[index] else 0)))
-        below = (kinds[index], "below", calls[index].lineage_parent)
+        delivered.append(arrived[index] + (0 if parent is None else delivered[parent]))
+        below = (kinds[index], "below", call.lineage_parent)
         groups.append(openings.get(index, below) if parent is None else groups[parent])
     best: dict[Hashable, int] = {}
     for index in range(len(calls)):
         group = groups[index]
-        if index not in gone_on and (group not in best or (scores[index], index) > (scores[best[group]], best[group])):
+        if index not in gone_on and (group not in best or delivered[index] >= delivered[best[group]]):
             best[group] = index
     live: set[int] = set()
     for leaf in best.values():

@@ -23,7 +23,6 @@ def fact(parent: int | None = None, **changes: object) -> CallFacts:
         request_hash=f"request{next(FRESH)}",
         delivered=True,
         echoes_parent=parent is not None,
-        trainable_tokens=1,
     )
     return dataclasses.replace(base, **changes)
 
@@ -95,11 +94,10 @@ def test_the_wording_of_a_task_does_not_make_it_a_compaction() -> None:
 
 
 def test_the_path_with_most_delivered_calls_is_live() -> None:
-    assert states(fact(), fact(0, trainable_tokens=99), fact(0), fact(2)) == ["live", "dead", "live", "live"]
+    assert states(fact(), fact(0), fact(0), fact(2)) == ["live", "dead", "live", "live"]
 
 
-def test_of_equally_long_paths_the_one_with_more_trainable_tokens_is_live_then_the_latest() -> None:
-    assert states(fact(), fact(0, trainable_tokens=5), fact(0)) == ["live", "live", "dead"]
+def test_of_equally_long_paths_the_latest_is_live() -> None:
     assert states(fact(), fact(0), fact(0)) == ["live", "dead", "live"]
 
 
@@ -116,7 +114,21 @@ def test_the_newer_of_two_identical_ones_is_dead_when_the_older_was_gone_on_from
 def test_an_undelivered_reply_is_undelivered_unless_the_harness_went_on_from_it() -> None:
     assert states(fact(), fact(0, delivered=False)) == ["live", "undelivered"]
     assert states(fact(), fact(0, delivered=False), fact(1)) == ["live", "live", "live"]
-    assert states(fact(), fact(0, delivered=False, trainable_tokens=9), fact(0)) == ["live", "undelivered", "live"]
+    assert states(fact(), fact(0, delivered=False), fact(0)) == ["live", "undelivered", "live"]
+
+
+def test_a_part_of_a_reply_that_the_harness_went_on_from_is_no_delivery() -> None:
+    assert states(fact(), fact(0, delivered=False), fact(1, echoes_parent=False)) == ["live", "undelivered", "live"]
+
+
+def test_of_several_tries_at_an_opening_the_one_gone_on_from_is_live() -> None:
+    assert states(fact(), fact(), fact(1)) == ["dead", "live", "live"]
+    assert states(fact(), fact(), fact(0)) == ["live", "dead", "live"]
+
+
+def test_openings_that_were_both_gone_on_from_are_twins() -> None:
+    again = {"request_hash": "same", **SUB}
+    assert states(fact(), fact(**again), fact(**again), fact(2), fact(1)) == ["live"] * 5
 
 
 def test_each_segment_keeps_a_path_of_its_own() -> None:
