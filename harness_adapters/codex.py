@@ -29,8 +29,6 @@ PRODUCT = NpmProduct(
 PROVIDER = "clawgym"
 CONFIG = f"{HOME}/.codex/config.toml"
 KEY_VARIABLE = "CLAWGYM_API_KEY"
-
-
 MCP_START_S = 120
 """A loaded machine takes long to start a server."""
 
@@ -100,6 +98,7 @@ def config(context: HarnessContext) -> dict[str, Json]:
         "model_auto_compact_token_limit": max(window // 2, window - tool_output - context.max_tokens),
         "tool_output_token_limit": tool_output,
         "check_for_update_on_startup": False,
+        "web_search": "disabled",  # the vendor's server would do it
         "analytics": {"enabled": False},
         "features": {"plugins": False, "apps": False},
         "model_providers": {PROVIDER: provider},
@@ -118,12 +117,12 @@ def config(context: HarnessContext) -> dict[str, Json]:
 
 
 def toml(value: Json) -> str:
-    """Write a value on one line; JSON's strings, numbers and booleans are TOML's."""
+    """Write a value on one line; JSON's strings, numbers and booleans are TOML's, but for one control character."""
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{json.dumps(key)} = {toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{toml(key)} = {toml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(map(toml, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def final_answer(stdout: bytes) -> str:

@@ -1,7 +1,8 @@
-"""Adapter of OpenClaw (npm `openclaw`), run as one isolated `agent exec`, on the chat dialect.
+"""Adapter of OpenClaw (npm `openclaw`), run as one isolated `agent exec`, on the responses dialect or on another.
 
-It starts slowly (18 to 85 s) and wants 1.4 GB. On chat every request ends with a message that the next request does
-not contain; `transient_suffix` says so, and the prefix tree branches its tokens there while the lineage goes on.
+It starts slowly (18 to 85 s) and wants 1.4 GB. On responses history is append-only. On chat and messages every request
+ends with a message that the next one does not contain; `transient_suffix` says so, and the prefix tree branches its
+tokens there while the lineage goes on.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from clawgym_env.errors import HarnessError
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json, Message
 from clawgym_env.sandbox.base import Mount, Sandbox
@@ -20,15 +22,19 @@ from harness_adapters.launch import HOME, log_line
 from harness_adapters.npm import NpmProduct
 
 PRODUCT = NpmProduct(
-    name="openclaw",
-    version="2026.9.6",
-    package="openclaw",
-    program="node_modules/openclaw/openclaw.mjs",
+    name="openclaw", version="2026.9.6", package="openclaw", program="node_modules/openclaw/openclaw.mjs"
 )
 PROVIDER = "clawgym"
 STATE = f"{HOME}/.openclaw"
 CONFIG = f"{STATE}/openclaw.json"
+APIS: Mapping[Dialect, str] = {
+    "responses": "openai-responses",
+    "chat": "openai-completions",
+    "messages": "anthropic-messages",
+}
 TRANSIENT = "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>"
+MEMORY_FLUSH = re.compile(r"(\[[^\]]+\] )?Pre-compaction memory flush")
+SUBAGENT = re.compile(r"(\[[^\]]+\] )?\[Subagent Context\]")
 MINUTE_STAMP = re.compile(r"^\[(\w{3} \d{4}-\d\d-\d\d) \d\d:\d\d ([^\]]+)\]")
 SESSION_ID = re.compile(r"(session=agent:main:explicit:|sessionId=)[0-9a-f-]{36}")
 SAME_ID = "00000000-0000-4000-8000-000000000000"
@@ -41,8 +47,18 @@ class OpenClawHarness(HarnessAdapter):
 
     name = PRODUCT.name
     version = PRODUCT.version
-    dialect: Dialect = "chat"
+    supports_mcp = True
     memory_mb = 3072
+
+    def __init__(self, *, api: Dialect = "responses") -> None:
+        """Choose what it speaks: "responses", "chat" or "messages".
+
+        Raises:
+            HarnessError: it does not speak that.
+        """
+        if api not in APIS:
+            raise HarnessError(f"Expected api to be one of {', '.join(APIS)}, got {api!r}.")
+        self.dialect = api
 
     def install(self, cache: Path) -> None:
         PRODUCT.install(cache, log_line)
@@ -51,7 +67,7 @@ class OpenClawHarness(HarnessAdapter):
         return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
-        await sandbox.write_file(CONFIG, json.dumps(config(context)).encode())
+        await sandbox.write_file(CONFIG, json.dumps(config(context, self.dialect)).encode())
         argv = [*PRODUCT.argv, "agent", "exec", "--message-file", "-", "--config", CONFIG, "--cwd", context.workdir]
         argv += ["--model", f"{PROVIDER}/{context.model}", "--json"]
         argv += ["--timeout", str(int(context.wall_clock_s) + TIMEOUT_MARGIN_S)]
@@ -63,16 +79,21 @@ class OpenClawHarness(HarnessAdapter):
         system = request.messages[0].content if request.messages else ""
         if not request.tools and system.startswith("You are a context summarization assistant"):
             return "compaction"
-        return None
+        said = [it.content for it in request.messages if it.role == "user" and not _is_transient(it)]
+        if said and MEMORY_FLUSH.match(said[-1]):
+            return "auxiliary"
+        return "subagent" if said and SUBAGENT.match(said[0]) else None
 
     def transient_suffix(self, messages: Sequence[Message]) -> int:
-        last = messages[-1] if messages else None
-        return int(last is not None and last.role == "user" and last.content.lstrip().startswith(TRANSIENT))
+        return int(self.dialect != "responses" and bool(messages) and _is_transient(messages[-1]))
 
     def rewrite(self, request: ChatRequest) -> ChatRequest:
         """Put midnight for the minute and zeros for the session id, which no switch turns off."""
-        messages = tuple(_without_nonces(message) for message in request.messages)
-        return replace(request, messages=messages)
+        return replace(request, messages=tuple(map(_without_nonces, request.messages)))
+
+
+def _is_transient(message: Message) -> bool:
+    return message.role == "user" and message.content.lstrip().startswith(TRANSIENT)
 
 
 def _without_nonces(message: Message) -> Message:
@@ -82,9 +103,8 @@ def _without_nonces(message: Message) -> Message:
     return replace(message, content=SESSION_ID.sub(rf"\g<1>{SAME_ID}", content))
 
 
-def config(context: HarnessContext) -> dict[str, Json]:
-    """Return `openclaw.json`: one provider, which is the proxy."""
-    cost: dict[str, Json] = {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0}
+def config(context: HarnessContext, api: Dialect) -> dict[str, Json]:
+    """Return `openclaw.json`: one provider, which is the proxy, and the task's tool servers."""
     model: dict[str, Json] = {
         "id": context.model,
         "name": context.model,
@@ -92,26 +112,30 @@ def config(context: HarnessContext) -> dict[str, Json]:
         "input": ["text"],
         "contextWindow": context.context_length,
         "maxTokens": context.max_tokens,
-        "cost": cost,
+        "cost": {"input": 0, "output": 0, "cacheRead": 0, "cacheWrite": 0},
     }
     provider: dict[str, Json] = {
-        "baseUrl": f"{context.base_url}/v1",
-        "api": "openai-completions",
+        "baseUrl": context.base_url if api == "messages" else f"{context.base_url}/v1",
+        "api": APIS[api],
         "apiKey": context.api_key,
         "timeoutSeconds": int(context.wall_clock_s) + TIMEOUT_MARGIN_S,
         "models": [model],
     }
+    servers: dict[str, Json] = {
+        it.name: {"command": it.command[0], "args": [*it.command[1:]], "env": dict(it.env), "cwd": context.workdir}
+        for it in context.mcp_servers
+    }
+    defaults: dict[str, Json] = {
+        "model": {"primary": f"{PROVIDER}/{context.model}"},
+        "compaction": {"keepRecentTokens": min(20_000, context.context_length // 3)},
+    }
     return {
         "models": {"mode": "replace", "providers": {PROVIDER: provider}},
-        "agents": {
-            "defaults": {
-                "model": {"primary": f"{PROVIDER}/{context.model}"},
-                "compaction": {"keepRecentTokens": min(20_000, context.context_length // 3)},
-            }
-        },
+        "agents": {"defaults": defaults},
         # Tidying a store that is thrown away costs 8 s of CPU at start and 180 MB.
         "session": {"maintenance": {"mode": "warn"}},
         "update": {"checkOnStart": False},
+        "mcp": {"servers": servers},
     }
 
 

@@ -13,11 +13,13 @@ from fake_sandbox import CONTEXT, FakeSandbox
 
 from clawgym_env.errors import HarnessError, HarnessNotInstalled
 from clawgym_env.harness import HarnessAdapter, HarnessExit
-from clawgym_env.messages import ChatRequest, Message, ToolSpec
+from clawgym_env.messages import ChatRequest, Dialect, Message, ToolSpec
 from clawgym_env.registry import HARNESSES, NEEDS_OPTIONS, adapter
 from clawgym_env.sandbox.base import WORKDIR, ExecResult
+from clawgym_env.tasks.task import McpServer
 from harness_adapters import claude_code, openclaw, pi
 from harness_adapters.claude_code import ClaudeCodeHarness
+from harness_adapters.codex import CodexHarness
 from harness_adapters.mini.adapter import MiniHarness
 from harness_adapters.noop import NoopHarness
 from harness_adapters.openclaw import OpenClawHarness
@@ -25,7 +27,7 @@ from harness_adapters.oracle import OracleHarness
 from harness_adapters.pi import PiHarness
 
 NODE = "/opt/clawgym/node-24.19.0/bin/node"
-INSTALLED = (PiHarness, ClaudeCodeHarness, OpenClawHarness)
+INSTALLED = (PiHarness, ClaudeCodeHarness, CodexHarness, OpenClawHarness)
 TOOL = ToolSpec("read", "", {})
 
 
@@ -150,7 +152,7 @@ def test_claude_code_without_a_good_result_has_no_answer(stdout: bytes) -> None:
     assert claude_code.final_answer(stdout) == ""
 
 
-def test_openclaw_runs_one_isolated_turn_on_the_chat_dialect() -> None:
+def test_openclaw_runs_one_isolated_turn_on_the_responses_dialect() -> None:
     done, sandbox = play(OpenClawHarness(), ExecResult(0, b'{"ok": true, "final": "Done."}\n', b"noise"))
     (run,) = sandbox.execs
     assert run.argv == (
@@ -162,12 +164,41 @@ def test_openclaw_runs_one_isolated_turn_on_the_chat_dialect() -> None:
     assert run.stdin.decode() == CONTEXT.instruction
     made = json.loads(sandbox.files["/root/.openclaw/openclaw.json"])
     (provider,) = made["models"]["providers"].values()
-    assert (provider["baseUrl"], provider["api"]) == ("http://127.0.0.1:8080/r/k3y/v1", "openai-completions")
+    assert (provider["baseUrl"], provider["api"]) == ("http://127.0.0.1:8080/r/k3y/v1", "openai-responses")
     assert provider["models"][0]["contextWindow"] == 32_768
     assert provider["timeoutSeconds"] > CONTEXT.wall_clock_s
     assert made["update"] == {"checkOnStart": False}
     assert done.response == "Done."
     assert OpenClawHarness.memory_mb >= 3072
+
+
+@pytest.mark.parametrize(
+    ("spec", "api", "base"),
+    [
+        ("openclaw", "openai-responses", "/v1"),
+        ("openclaw?api=chat", "openai-completions", "/v1"),
+        ("openclaw?api=messages", "anthropic-messages", ""),
+    ],
+)
+def test_openclaw_speaks_three_dialects(spec: str, api: str, base: str) -> None:
+    harness = adapter(spec)
+    _, sandbox = play(harness)
+    (provider,) = json.loads(sandbox.files["/root/.openclaw/openclaw.json"])["models"]["providers"].values()
+    assert (provider["api"], provider["baseUrl"]) == (api, f"{CONTEXT.base_url}{base}")
+    assert harness.dialect == spec.partition("=")[2] or harness.dialect == "responses"
+
+
+def test_openclaw_refuses_a_dialect_it_does_not_speak() -> None:
+    with pytest.raises(HarnessError, match="one of responses, chat, messages, got 'gemini'"):
+        adapter("openclaw?api=gemini")
+
+
+def test_openclaw_is_given_the_tasks_tool_servers() -> None:
+    server = McpServer(name="docs", command=("python3", "-m", "docs"), env={"A": "b"})
+    made = openclaw.config(replace(CONTEXT, mcp_servers=(server,)), "responses")
+    assert made["mcp"] == {
+        "servers": {"docs": {"command": "python3", "args": ["-m", "docs"], "env": {"A": "b"}, "cwd": WORKDIR}}
+    }
 
 
 @pytest.mark.parametrize("stdout", [b"", b"oops", b"[]", b'{"ok": false, "final": null}'])
@@ -178,14 +209,35 @@ def test_openclaw_without_a_good_envelope_has_no_answer(stdout: bytes) -> None:
 CTX = Message("user", "<<<BEGIN_OPENCLAW_INTERNAL_CONTEXT>>>\nnone\n<<<END_OPENCLAW_INTERNAL_CONTEXT>>>")
 
 
-def test_openclaw_declares_its_closing_message_transient() -> None:
-    harness = OpenClawHarness()
+@pytest.mark.parametrize("api", ["chat", "messages"])
+def test_openclaw_declares_its_closing_message_transient(api: Dialect) -> None:
+    harness = OpenClawHarness(api=api)
     system, task = Message("system", "s"), Message("user", "t")
     assert harness.transient_suffix([system, task, CTX]) == 1
     assert harness.transient_suffix([system, task]) == 0
     assert harness.transient_suffix([system, CTX, Message("assistant", "a")]) == 0
     assert harness.transient_suffix([]) == 0
     assert harness.transient_suffix([system, Message("tool", CTX.content)]) == 0
+
+
+def test_openclaw_keeps_that_message_on_the_responses_dialect() -> None:
+    assert OpenClawHarness().transient_suffix([Message("system", "s"), Message("user", "t"), CTX]) == 0
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "kind"),
+    [
+        ("[Sun 2026-11-29 20:27 UTC] [Subagent Context] You are one.", "go on", "subagent"),
+        ("[Subagent Context] You are one.", "go on", "subagent"),
+        ("Explain [Subagent Context].", "go on", None),
+        ("do it", "[Sun 2026-11-29 20:27 UTC] Pre-compaction memory flush. Store what lasts.", "auxiliary"),
+        ("do it", "What is a Pre-compaction memory flush?", None),
+    ],
+)
+def test_openclaw_calls_are_told_apart(first: str, last: str, kind: str | None) -> None:
+    said = (Message("user", first), Message("assistant", "a"), Message("user", last))
+    assert OpenClawHarness().classify(request(Message("system", "s"), *said), {}) == kind
+    assert OpenClawHarness(api="chat").classify(request(Message("system", "s"), *said, CTX), {}) == kind
 
 
 def test_openclaw_requests_of_two_runs_become_equal() -> None:

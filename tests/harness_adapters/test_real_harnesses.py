@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import pytest
 from fake_sandbox import CONTEXT
 
 from clawgym_env.cache import cache_dir
-from clawgym_env.engine.scripted import ScriptedEngine, tool_call
+from clawgym_env.engine.scripted import Script, ScriptedEngine, tool_call
 from clawgym_env.harness import HarnessAdapter, HarnessExit
 from clawgym_env.proxy.app import ProxyServer
 from clawgym_env.registry import adapter
@@ -30,10 +29,10 @@ def installed(harness: HarnessAdapter) -> Path:
 
 
 async def play(
-    harness: HarnessAdapter, replies: Sequence[str], cache: Path
+    harness: HarnessAdapter, replies: Script, cache: Path, *, context_length: int = 200_000
 ) -> tuple[HarnessExit, PrefixTree, bytes, ScriptedEngine]:
     """Run one rollout by hand and return the exit, the tree and what is in `a.txt`."""
-    engine = ScriptedEngine(replies, context_length=200_000)
+    engine = ScriptedEngine(replies, context_length=context_length)
     proxy = ProxyServer()
     await proxy.start()
     spec = SandboxSpec(memory_mb=harness.memory_mb, mounts=harness.mounts(cache))
@@ -67,6 +66,7 @@ CASES = [
     pytest.param("claude-code", *CLAUDE_WRITE, marks=pytest.mark.harness),
     pytest.param("claude-code?bare", *CLAUDE_BASH, marks=pytest.mark.harness),
     pytest.param("claude-code?tools=Bash,Write", *CLAUDE_WRITE, marks=pytest.mark.harness),
+    pytest.param("codex", "exec_command", {"cmd": "printf hi > a.txt"}, marks=pytest.mark.harness),
     pytest.param("openclaw", *WRITE, marks=pytest.mark.harness),
 ]
 
