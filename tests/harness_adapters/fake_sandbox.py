@@ -45,6 +45,8 @@ class FakeSandbox:
         self.files[path] = data
 
     async def read_file(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
+        if path not in self.files:
+            raise FileNotFoundError(path)
         return self.files[path]
 
     async def copy_in(self, source: Path, target: str) -> None:
