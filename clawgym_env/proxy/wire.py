@@ -191,7 +191,9 @@ def write_json(value: Json) -> bytes:
     except TypeError:
         pass
     try:
-        return json.dumps(value).encode()
+        text = json.dumps(value)
+        finite: Json = json.loads(text, parse_constant=lambda name: None)  # NaN is null, as orjson has it
+        return json.dumps(finite).encode()
     except RecursionError as error:
         raise ProxyError("Expected values of at most some hundred levels, got deeper ones.") from error
 

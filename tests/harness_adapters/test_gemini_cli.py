@@ -11,14 +11,16 @@ import pytest
 from fake_sandbox import CONTEXT, FakeSandbox
 
 from clawgym_env.cache import cache_dir
-from clawgym_env.engine.scripted import Script, ScriptedEngine, tool_call
+from clawgym_env.engine.scripted import ScriptedEngine, tool_call
 from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Json, Message, ToolSpec
 from clawgym_env.proxy.app import ProxyServer
 from clawgym_env.registry import adapter
+from clawgym_env.rendering import make_renderer
 from clawgym_env.sandbox.base import WORKDIR, ExecResult, SandboxSpec
 from clawgym_env.sandbox.local import LocalBackend
 from clawgym_env.tasks.task import McpServer
+from clawgym_env.tokenizer import byte_tokenizer
 from clawgym_env.trace.prefix_tree import PrefixTree
 from harness_adapters import gemini_cli
 from harness_adapters.gemini_cli import GeminiCliHarness
@@ -26,6 +28,8 @@ from harness_adapters.gemini_cli import GeminiCliHarness
 PORT = 8080
 WRITE = tool_call("write_file", file_path=f"{WORKDIR}/a.txt", content="hi")
 SPAWN = tool_call("invoke_agent", agent_name="generalist", prompt="Write hi into a.txt.")
+FINISH = tool_call("complete_task", result={"response": "It is written."})
+SHELL = tool_call("run_shell_command", command="cat a.txt")
 READ = tool_call("read_file", file_path=f"{WORKDIR}/a.txt")
 
 
@@ -111,8 +115,7 @@ def test_calls_are_told_apart_by_tools_and_system_prompt(system: str, tool: str,
     assert GeminiCliHarness().classify(request, {}) == kind
 
 
-async def play(harness: GeminiCliHarness, replies: Script) -> tuple[HarnessExit, PrefixTree, ScriptedEngine]:
-    engine = ScriptedEngine(replies, context_length=200_000)
+async def play(harness: GeminiCliHarness, engine: ScriptedEngine) -> tuple[HarnessExit, PrefixTree]:
     proxy = ProxyServer()
     await proxy.start()
     spec = SandboxSpec(memory_mb=harness.memory_mb, mounts=harness.mounts(cache_dir()))
@@ -126,57 +129,50 @@ async def play(harness: GeminiCliHarness, replies: Script) -> tuple[HarnessExit,
             done = await harness.run(sandbox, context)
         tree = await session.settle()
         await listener.close()
-        return done, tree, engine
+        return done, tree
     finally:
         await sandbox.close()
         await proxy.close()
 
 
-def real(
-    replies: Script,
-    *,
-    tools: Sequence[str] | None = None,
-) -> tuple[HarnessExit, PrefixTree, ScriptedEngine]:
+def real(engine: ScriptedEngine, *, tools: Sequence[str] | None = None) -> tuple[HarnessExit, PrefixTree]:
     """Run one rollout of the installed product."""
     harness = GeminiCliHarness(tools=tools)
     harness.install(cache_dir())
-    return asyncio.run(play(harness, replies))
+    return asyncio.run(play(harness, engine))
 
 
 @pytest.mark.harness
 def test_turns_thoughts_and_parallel_calls_are_one_trajectory_of_what_was_sampled() -> None:
-    thought = "<think>First write.</think>"
-    replies = [f"{thought}On it.\n{WRITE}", READ + READ, tool_call("run_shell_command", command="cat a.txt"), "Done."]
-    done, tree, engine = real(replies)
+    tokenizer = byte_tokenizer(extra_specials=("<think>", "</think>", "<tool_call>", "</tool_call>"))
+    engine = ScriptedEngine(
+        [f"<think>\nxyzzy\n</think>\n\nOn it.\n{WRITE}", READ + READ, SHELL, "Done."],
+        tokenizer=tokenizer,
+        renderer=make_renderer(tokenizer, "qwen3"),
+    )
+    done, tree = real(engine)
     assert (done.exit_code, done.response) == (0, "Done."), done
-    assert [(call.kind, call.lineage_parent, call.prefix_parent) for call in tree.calls] == [
-        ("main", None, None),
-        ("main", 0, 0),
-        ("main", 1, 1),
-        ("main", 2, 2),
-    ], tree.outline()
-    assert all(call.drift_reason is None and call.state == "live" for call in tree.calls)
-    said = [engine.tokenizer.decode(call.token_ids.tolist()).split("<|im_end|>")[0] for call in tree.calls]
-    assert said == replies
+    found = [(call.kind, call.state, call.lineage_parent, call.prefix_parent, call.drift_reason) for call in tree.calls]
+    assert found == [("main", "live", turn, turn, None) for turn in (None, 0, 1, 2)], tree.outline()
+    assert tokenizer.decode(tree.prompt(3).tolist()).count("xyzzy") == 1, "The thought that was dropped is still there."
     assert tree.buckets()["trained"] == tree.num_completion_tokens
 
 
 @pytest.mark.harness
 def test_two_rollouts_of_a_task_share_their_prompts() -> None:
-    one, other = (real([WRITE, "Done."], tools=("write_file", "read_file"))[1] for _ in range(2))
+    engine = ScriptedEngine([WRITE, "Done."])
+    one, other = (real(engine, tools=("write_file", "read_file"))[1] for _ in range(2))
     assert [one.prompt(i).tolist() for i in range(2)] == [other.prompt(i).tolist() for i in range(2)]
 
 
 @pytest.mark.harness
 def test_a_sub_agent_is_no_part_of_the_main_trajectory() -> None:
-    def replies(prompt: str, turn: int) -> str:
-        child = "complete_task" in prompt.split("<|im_start|>user")[0]
-        turns = (
-            [WRITE, tool_call("complete_task", result={"response": "It is written."})] if child else [SPAWN, "Done."]
-        )
-        return turns[min(turn, 1)]
+    turns = {True: (WRITE, FINISH), False: (SPAWN, "Done.")}
 
-    done, tree, _ = real(replies)
+    def replies(prompt: str, turn: int) -> str:
+        return turns["complete_task" in prompt.split("<|im_start|>user")[0]][min(turn, 1)]
+
+    done, tree = real(ScriptedEngine(replies))
     assert done.response == "Done.", done
     assert sorted(call.kind for call in tree.calls) == ["main", "main", "subagent", "subagent"], tree.outline()
     mains = [call for call in tree.calls if call.kind == "main"]

@@ -320,6 +320,13 @@ def test_malformed_arguments_travel_beside_an_empty_call() -> None:
     assert body["candidates"][0]["content"]["parts"] == [{"text": '{"command": "l'}, called("bash", {}, id="c")]
 
 
+def test_numbers_that_json_does_not_have_are_null() -> None:
+    odd = completion(tool_calls=(ToolCall("c", "f", '{"a": NaN, "b": 1e999, "c": [' + "9" * 30 + "]}"),))
+    body = gemini.render_completion(odd, parse())
+    parts = json.loads(body, parse_constant=pytest.fail)["candidates"][0]["content"]["parts"]
+    assert parts[1] == called("f", {"a": None, "b": None, "c": [int("9" * 30)]}, id="c")
+
+
 def test_errors_have_googles_form() -> None:
     assert json.loads(gemini.error_body("not_found", "no")) == {
         "error": {"code": 404, "message": "no", "status": "NOT_FOUND"}
