@@ -73,15 +73,16 @@ class CommandHarness(HarnessAdapter):
         self.stdin, self.response, self.dialect = stdin, response, dialect
         self.memory_mb, self.name = memory_mb, name
         self.program = program and program.expanduser().absolute()
-        told = [*self.argv, *self.env.values(), *self.files, *self.files.values(), stdin]
-        used = placeholders("\0".join([*told, response or ""]))
+        texts = (*self.argv, *self.env.values(), *self.files, *self.files.values(), stdin)
+        told = set().union(*map(placeholders, texts))
+        used = told | placeholders(response or "")
         if unknown := sorted(used - set(PLACEHOLDERS)):
             raise HarnessError(
                 f"Expected placeholders out of {', '.join(PLACEHOLDERS)}, got {', '.join(unknown)}. "
                 f"Write {{{{{unknown[0]}}}}} for the text itself."
             )
         for needed in ("instruction", "base_url"):
-            if needed not in used:
+            if needed not in told:
                 raise HarnessError(f"Expected {{{needed}}} in argv, env, files or stdin, got a command without it.")
         if "program" in used and (self.program is None or not self.program.exists()):
             raise HarnessError(f"Expected program= to be what {{program}} stands for, got {self.program}.")
