@@ -36,7 +36,7 @@ REFUSED = Expected(refused=1)
 THREE = Expected(kept=(3,))
 """Write, check, answer: one trajectory of three calls."""
 
-APPEND_ONLY = ("claude-code", "codex", "pi", "qwen-code", "mini-swe-agent")
+APPEND_ONLY = ("claude-code", "codex", "gemini-cli", "mini-swe-agent", "pi", "qwen-code")
 """Harnesses that only ever add to their history. OpenClaw does on the Responses API alone."""
 
 CLAUDE_2_0 = {
