@@ -75,7 +75,8 @@ class HarnessAdapter(ABC):
 
     name: str
     """As in `clawgym install NAME`."""
-    version: ClassVar[str]
+    version: str
+    """Of the product; an adapter with a choice sets it per instance."""
     dialect: Dialect
     """What it speaks to the proxy; an adapter with a choice sets it per instance."""
     supports_mcp: ClassVar[bool] = False
