@@ -31,6 +31,8 @@ class NpmProduct:
     """What is run, relative to the install folder, as a pattern: a script for node, or (`native`) an executable. Where
     several match, as builds for older processors do, the first that starts here is taken."""
     native: bool = False
+    spec: str = ""
+    """As in `clawgym install SPEC`, where the name alone means another version."""
 
     @property
     def root(self) -> str:
@@ -54,7 +56,7 @@ class NpmProduct:
             HarnessNotInstalled: with the command to run.
         """
         if not self.folder(cache).is_dir() or not node_folder(cache).is_dir():
-            raise HarnessNotInstalled(self.name)
+            raise HarnessNotInstalled(self.spec or self.name)
         return (node_mount(cache), Mount(source=self.folder(cache), target=self.root))
 
     def install(self, cache: Path, log: Callable[[str], None]) -> None:
