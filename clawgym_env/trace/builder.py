@@ -8,6 +8,7 @@ continuation of a stored reply is rendered from scratch as context, on a new tok
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
@@ -19,9 +20,11 @@ from clawgym_env.engine.base import Generation, SamplingParams, TokenIds
 from clawgym_env.messages import ChatRequest, Completion, Message
 from clawgym_env.rendering import message_dicts, tool_dicts
 from clawgym_env.trace.calls import CallKind, CallTiming, ModelCall
-from clawgym_env.trace.classify import CallFacts, assign_kinds, assign_states, marked_kind
-from clawgym_env.trace.matching import Digest, LineageIndex, RequestView, view_request
+from clawgym_env.trace.classify import CallFacts, assign_kinds, assign_states, marked_kind, worded_kind
+from clawgym_env.trace.digests import Digest
+from clawgym_env.trace.matching import LineageIndex, RequestView, view_request
 from clawgym_env.trace.prefix_tree import PrefixTree, read_tokens
+from clawgym_env.trace.transcript import Transcript, Transcripts
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
@@ -51,6 +54,8 @@ class PreparedCall:
     view: RequestView
     declared: CallKind | None
     """The adapter's word on the kind."""
+    marked: CallKind | None
+    """What the wording gives away."""
     turn_ends: tuple[tuple[Digest, int], ...]
     """Where in the prompt the stored replies it holds end; later prompts go on from there."""
 
@@ -101,6 +106,9 @@ class TreeBuilder:
         self._nodes: list[_Node] = []
         self._calls: list[ModelCall] = []
         self._index = LineageIndex()
+        self._transcripts = Transcripts()
+        self._worded_kind = functools.lru_cache(maxsize=8)(worded_kind)
+        """System prompts come with every call; those of main agent, sub-agents and side calls are remembered."""
         self._children: dict[int | None, list[int]] = {}
         self._continued: set[int] = set()
         """Segments with more than tries at their opening call."""
@@ -114,6 +122,10 @@ class TreeBuilder:
         """Return a committed call; its kind and state are provisional until `freeze`."""
         return self._calls[index]
 
+    def transcribe(self, request: ChatRequest) -> Transcript:
+        """Digest a request, at the cost of its new messages. Thread-safe."""
+        return self._transcripts.of(request)
+
     def prepare(self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float) -> PreparedCall:
         """Find the request's place and make its prompt. Reads the builder only.
 
@@ -121,7 +133,7 @@ class TreeBuilder:
             arrived_s: seconds since the rollout's first call.
         """
         transient = 0 if self._transient_suffix is None else self._transient_suffix(request.messages)
-        view = view_request(request, transient=transient)
+        view = view_request(request, transient=transient, transcript=self.transcribe(request))
         self._index.place(view)
         prompt, drift = self._prompt(view, request)
         prefix_parent, prefix_len = self._shared_prefix(prompt.tokens, view)
@@ -135,6 +147,9 @@ class TreeBuilder:
             arrived_s=arrived_s,
             view=view,
             declared=None if self._classify is None else self._classify(request, headers),
+            marked=marked_kind(
+                request, opens=view.parent is None, new_system=view.new_system, worded=self._worded_kind
+            ),
             turn_ends=tuple(prompt.turn_ends),
         )
 
@@ -160,7 +175,6 @@ class TreeBuilder:
         """
         index = len(self._calls)
         view, parent = prepared.view, prepared.lineage_parent
-        marked = marked_kind(prepared.request, opens=parent is None, new_system=view.new_system)
         call = ModelCall(
             id=completion.id,
             index=index,
@@ -173,11 +187,11 @@ class TreeBuilder:
             policy_versions=generation.policy_versions,
             sampling=sampling,
             finish_reason=completion.finish_reason,
-            kind=prepared.declared or marked or ("main" if parent is None else self._calls[parent].kind),
+            kind=prepared.declared or prepared.marked or ("main" if parent is None else self._calls[parent].kind),
             state="live",
             dialect=prepared.request.dialect,
             drift_reason=prepared.drift_reason,
-            request_hash=view.request_hash,
+            request_hash=view.transcript.request_hash,
             role_hash=view.role_hash,
             starved=starved,
             timing=CallTiming(prepared.arrived_s, generated_s, None),
@@ -185,7 +199,7 @@ class TreeBuilder:
         call.validate()
         tool_names = tuple(tool.name for tool in prepared.request.tools)
         segment = self._segment(index, view)
-        self._nodes.append(_Node(call, prepared.declared, marked, tool_names, segment, view.echoes_parent))
+        self._nodes.append(_Node(call, prepared.declared, prepared.marked, tool_names, segment, view.echoes_parent))
         self._calls.append(call)
         self._children.setdefault(parent, []).append(index)
         self._index.add(view, completion)

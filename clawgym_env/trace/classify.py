@@ -7,13 +7,13 @@ per call. Invariant: exactly one path per kind and segment is live.
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clawgym_env.messages import ChatRequest
+from clawgym_env.messages import ChatRequest, Message
 from clawgym_env.trace.calls import CallKind, CallState
-from clawgym_env.trace.matching import system_text
 
 COMPACTION_MARKERS = (
     "tasked with summarizing conversations",
@@ -47,7 +47,21 @@ class CallFacts:
     """The parent's reply stands in the request as it was sampled."""
 
 
-def marked_kind(request: ChatRequest, *, opens: bool, new_system: bool = False) -> CallKind | None:
+def worded_kind(text: str) -> CallKind | None:
+    """Return the kind that the wording of a system prompt or message gives away."""
+    text = text.lower()
+    if any(marker in text for marker in COMPACTION_MARKERS):
+        return "compaction"
+    return "auxiliary" if any(marker in text for marker in AUXILIARY_MARKERS) else None
+
+
+def marked_kind(
+    request: ChatRequest,
+    *,
+    opens: bool,
+    new_system: bool = False,
+    worded: Callable[[str], CallKind | None] = worded_kind,
+) -> CallKind | None:
     """Return the kind a summariser's or title writer's wording gives away, looking at system and last message only.
 
     The wording of a task is anybody's, so a call that offers tools and opens a conversation is never marked, nor is
@@ -56,18 +70,19 @@ def marked_kind(request: ChatRequest, *, opens: bool, new_system: bool = False) 
     Args:
         opens: the call has no lineage parent.
         new_system: its system prompt is not the parent's: Claude Code 2.0 summarises under another one.
+        worded: `worded_kind`, or one that remembers long prompts.
     """
     if opens and request.tools:
         return None
-    texts = [system_text(request.messages).lower()] if new_system or not request.tools else []
+    texts = [system_text(request.messages)] if new_system or not request.tools else []
     if request.messages and request.messages[-1].role == "user":
-        texts.append(request.messages[-1].content.lower())
-    for text in texts:
-        if any(marker in text for marker in COMPACTION_MARKERS):
-            return "compaction"
-        if any(marker in text for marker in AUXILIARY_MARKERS):
-            return "auxiliary"
-    return None
+        texts.append(request.messages[-1].content)
+    return next((kind for kind in map(worded, texts) if kind is not None), None)
+
+
+def system_text(messages: Sequence[Message]) -> str:
+    """Return the text of the leading system messages."""
+    return "\n".join(message.content for message in itertools.takewhile(lambda m: m.role == "system", messages))
 
 
 def assign_kinds(calls: Sequence[CallFacts]) -> list[CallKind]:

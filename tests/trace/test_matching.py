@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym_env.messages import ChatRequest, Message, ToolCall, ToolSpec
-from clawgym_env.trace.matching import bare_id, canonical_arguments, message_digest, reasoning_kept, view_request
+from clawgym_env.trace.digests import bare_id, canonical_arguments, message_digest, reasoning_kept
+from clawgym_env.trace.transcript import transcribe
 
 json_objects = st.dictionaries(
     st.text(max_size=4),
@@ -85,7 +86,7 @@ def test_the_role_and_the_split_of_content_and_calls_are_part_of_a_digest() -> N
 
 
 def test_a_lone_surrogate_can_be_digested() -> None:
-    view_request(ChatRequest("chat", "m", (Message("user", "\ud800"),), (ToolSpec("\ud800", "\ud800", {}),)))
+    transcribe(ChatRequest("chat", "m", (Message("user", "\ud800"),), (ToolSpec("\ud800", "\ud800", {}),)))
 
 
 @pytest.mark.parametrize(("given_id", "bare"), [("call_8ef1", "call8ef1"), ("toolu-x.y", "tooluxy"), ("", "")])
@@ -104,19 +105,17 @@ def test_reasoning_may_be_missing_but_not_different(sent: str | None, echoed: st
 def test_request_hash_ignores_what_the_policy_is_not_shown_and_sees_what_it_is() -> None:
     messages = (Message("user", "x"),)
     tools = (ToolSpec("a", "b", {"type": "object"}),)
-    base = view_request(ChatRequest("chat", "m", messages, tools)).request_hash
-    assert view_request(ChatRequest("chat", "n", messages, tools, stream=True, max_tokens=5)).request_hash == base
-    assert view_request(ChatRequest("chat", "m", messages)).request_hash != base
+    base = transcribe(ChatRequest("chat", "m", messages, tools)).request_hash
+    assert transcribe(ChatRequest("chat", "n", messages, tools, stream=True, max_tokens=5)).request_hash == base
+    assert transcribe(ChatRequest("chat", "m", messages)).request_hash != base
     changed = (ToolSpec("a", "c", {"type": "object"}),)
-    assert view_request(ChatRequest("chat", "m", messages, changed)).request_hash != base
+    assert transcribe(ChatRequest("chat", "m", messages, changed)).request_hash != base
 
 
 def test_a_role_is_system_prompt_and_tool_names() -> None:
     def role(system: str, *names: str) -> str:
         tools = tuple(ToolSpec(name, "any", {}) for name in names)
-        return view_request(
-            ChatRequest("chat", "m", (Message("system", system), Message("user", "u")), tools)
-        ).role_hash
+        return transcribe(ChatRequest("chat", "m", (Message("system", system), Message("user", "u")), tools)).role_hash
 
     assert role("s", "a", "b") == role("s", "a", "b")
     assert len({role("s", "a", "b"), role("s", "a"), role("t", "a", "b"), role("s", "ab")}) == 4
