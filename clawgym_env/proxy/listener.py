@@ -80,7 +80,7 @@ class PeerProtocol(HttpToolsProtocol):
         """Close at once, without an orderly end."""
         self._broken = True
         sock = self.transport.get_extra_info("socket")
-        if sock is not None:  # an orderly end is taken for the end of the answer by some clients
+        if sock is not None and sock.fileno() >= 0:  # an orderly end is taken for the end of the answer by some clients
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_RESET)
         self.transport.abort()
 
