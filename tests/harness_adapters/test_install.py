@@ -50,7 +50,7 @@ def test_a_product_is_installed_without_its_install_scripts_and_once(tmp_path: P
     assert "--ignore-scripts" in command
     assert "@toy/agent@1.2.3" in command
     assert (node.parent / "runs").read_text() == "x\n"
-    assert "works" in first[-1]
+    assert "toy-1.2.3: 0 MB" in first[-1]
     assert "is installed" in second[-1]
 
 
