@@ -92,6 +92,8 @@ class ChatRequest:
     """temperature, top_p, … as the client sent them: logged, never obeyed."""
     unknown_fields: tuple[str, ...] = ()
     """Names of top-level body fields this project gives no meaning to."""
+    rewritten: bool = False
+    """Whether the adapter's `rewrite` took a nonce or clock stamp out of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ that is still being answered is never sampled twice; a spent budget holds calls 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import hashlib
 import logging
@@ -18,8 +19,6 @@ from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
-
-import orjson
 
 from clawgym_env.engine.base import Engine, Generation, SamplingParams
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
@@ -110,6 +109,7 @@ class SessionSettings:
 @dataclass(slots=True)
 class _Counters:
     calls: int = 0
+    rewritten: int = 0
     sampled_tokens: int = 0
     overflows_in_a_row: int = 0
     by_parent: dict[int | None, int] = field(default_factory=dict)
@@ -177,6 +177,11 @@ class RolloutSession:
         return self._counters.calls
 
     @property
+    def num_rewritten_calls(self) -> int:
+        """Recorded calls whose request the adapter's `rewrite` had changed."""
+        return self._counters.rewritten
+
+    @property
     def num_sampled_tokens(self) -> int:
         """Sampled tokens over all recorded calls."""
         return self._counters.sampled_tokens
@@ -207,15 +212,15 @@ class RolloutSession:
             ProxyError: the body is no request of this dialect, or nests too deeply.
         """
         with _bounded_depth():
-            request = dialect.parse_request(body, path)
-            if self._adapter is not None:
-                request = self._adapter.rewrite(request)
-            parts = (request.dialect, request.model, request.messages, request.tools, request.max_tokens, request.stop)
-            try:
-                data = orjson.dumps(parts)
-            except TypeError:  # nested deeper than orjson writes
-                data = repr(parts).encode()
-        return request, hashlib.blake2b(data, digest_size=16).digest()
+            sent = dialect.parse_request(body, path)
+            request = sent if self._adapter is None else self._adapter.rewrite(sent)
+            transcript = self._builder.transcribe(request)
+        # With the transcript's messages, of which those sent before are shared with earlier calls.
+        rewritten = request is not sent and request != sent
+        request = dataclasses.replace(request, messages=transcript.messages, rewritten=rewritten)
+        kinds = [(tool.kind, tool.namespace) for tool in request.tools]
+        rest = repr((request.dialect, request.model, kinds, request.max_tokens, request.stop)).encode()
+        return request, hashlib.blake2b(transcript.letters[-1] + transcript.tools + rest, digest_size=16).digest()
 
     @asynccontextmanager
     async def body_room(self, size: int) -> AsyncIterator[None]:
@@ -410,6 +415,7 @@ class RolloutSession:
                 starved=budget is not None and budget < STARVED_BUDGET,
             )
         self._counters.calls += 1
+        self._counters.rewritten += call.request.rewritten
         self._counters.sampled_tokens += len(generation.token_ids)
         if self._on_call is not None:
             try:
