@@ -92,13 +92,13 @@ class PypiProduct:
             text = LAUNCHER.format(site=SITE, imports=", ".join((module, *self.preload)), call=self.entry)
             (stage / LINK).write_text(text)
             # A sandbox shows the folder read-only, so bytecode is made now or anew in every run.
-            subprocess.run([host_python(), "-m", "compileall", "-qq", "-j", "0", stage / SITE], check=False)
+            subprocess.run([str(host_python()), "-m", "compileall", "-qq", "-j", "0", str(stage / SITE)], check=False)
             self._verify(stage)
 
     def _fetch(self, folder: Path) -> None:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
         wanted = ["--no-deps", "--only-binary", ":all:", "--python-version", host_python().name.removeprefix("python")]
-        argv = [*pip, *wanted, "--target", folder, "--requirement", self.lock]
+        argv = [*pip, *wanted, "--target", str(folder), "--requirement", str(self.lock)]
         done = subprocess.run(argv, capture_output=True, stdin=subprocess.DEVNULL, check=False)
         if done.returncode != 0:
             raise HarnessError(
@@ -107,7 +107,7 @@ class PypiProduct:
             )
 
     def _verify(self, stage: Path) -> None:
-        command = [host_python(), "-I", "-S", stage / LINK, "--help"]
+        command = [str(host_python()), "-I", "-S", str(stage / LINK), "--help"]
         with tempfile.TemporaryDirectory() as home:
             env = {"PATH": os.defpath, "HOME": home}
             done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=env, timeout=VERIFY_S)
