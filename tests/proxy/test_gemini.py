@@ -10,7 +10,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 from google.genai.client import AsyncClient
-from proxy_rig import GatedEngine, Rig, run, running
+from proxy_rig import GatedEngine, Rig, eventually, run, running
 
 from clawgym_env.engine.scripted import ScriptedEngine, tool_call
 from clawgym_env.errors import ContextOverflow, ProxyError
@@ -417,13 +417,19 @@ def test_turns_of_the_google_sdk_are_one_trajectory(echoes_ids: bool) -> None:
     run(test)
 
 
+async def answer_late(engine: GatedEngine) -> None:
+    """Let the engine answer after some twenty keep-alives."""
+    await eventually(lambda: engine.started == 1)
+    await asyncio.sleep(0.2)
+    engine.gate.set()
+
+
 @pytest.mark.parametrize("path", [STREAM, ARRAY])
 def test_both_streams_live_through_a_long_wait(path: str) -> None:
     async def test() -> None:
         engine = GatedEngine(["hello"])
         async with running(engine, settings=SessionSettings(keep_alive_s=0.01)) as rig:
-            asyncio.get_running_loop().call_later(0.2, engine.gate.set)
-            answer = await rig.post(f"/v1beta/{path}", {"contents": HI})
+            answer, _ = await asyncio.gather(rig.post(f"/v1beta/{path}", {"contents": HI}), answer_late(engine))
             kind = answer.headers["content-type"].partition(";")[0]
             assert kind == ("text/event-stream" if path == STREAM else "application/json")
             assert answer.text.count("\n") > 3
@@ -438,8 +444,8 @@ def test_the_google_sdk_lives_through_a_long_wait() -> None:
     async def test() -> None:
         engine = GatedEngine(["hello"])
         async with running(engine, settings=SessionSettings(keep_alive_s=0.01)) as rig, sdk(rig) as client:
-            asyncio.get_running_loop().call_later(0.2, engine.gate.set)
-            assert (await ask(client, "hi", stream=True)).text == "hello"
+            done, _ = await asyncio.gather(ask(client, "hi", stream=True), answer_late(engine))
+            assert done.text == "hello"
 
     run(test)
 
