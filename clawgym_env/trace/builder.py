@@ -60,13 +60,31 @@ class PreparedCall:
     """Where in the prompt the stored replies it holds end; later prompts go on from there."""
 
 
-@dataclass(slots=True)
 class _Prompt:
-    """A prompt in the making: tokens, ending with the reply of `last` (no reply yet: -1)."""
+    """A prompt in the making, with room to grow: what is put behind it costs its own length only."""
 
-    tokens: TokenIds
-    last: int
-    turn_ends: list[tuple[Digest, int]]
+    def __init__(self, tokens: Sequence[int] | TokenIds, *, last: int = -1, origin: tuple[int, int] = (-1, 0)) -> None:
+        self.last = last
+        """Position of the message whose reply the tokens end with; -1 for none."""
+        self.origin = origin
+        """(call, length): the prompt begins with history(call)[:length]."""
+        self.turn_ends: list[tuple[Digest, int]] = []
+        self._buffer: TokenIds = np.empty(len(tokens) + len(tokens) // 8 + 1024, dtype=np.int32)
+        self._length = 0
+        self.append(tokens)
+
+    @property
+    def tokens(self) -> TokenIds:
+        return self._buffer[: self._length]
+
+    def append(self, tokens: Sequence[int] | TokenIds) -> None:
+        end = self._length + len(tokens)
+        if end > len(self._buffer):
+            grown: TokenIds = np.empty(2 * end, dtype=np.int32)
+            grown[: self._length] = self.tokens
+            self._buffer = grown
+        self._buffer[self._length : end] = tokens
+        self._length = end
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +132,8 @@ class TreeBuilder:
         """Segments with more than tries at their opening call."""
         self._turn_ends: dict[Digest, tuple[int, int]] = {}
         """Exact history up to and including a reply, to (call, length): history(call)[:length] holds its tokens."""
+        self._latest_prompt: tuple[int, TokenIds] = (-1, np.empty(0, dtype=np.int32))
+        """Of the latest call: most requests go on from it."""
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -136,7 +156,7 @@ class TreeBuilder:
         view = view_request(request, transient=transient, transcript=self.transcribe(request))
         self._index.place(view)
         prompt, drift = self._prompt(view, request)
-        prefix_parent, prefix_len = self._shared_prefix(prompt.tokens, view)
+        prefix_parent, prefix_len = self._shared_prefix(prompt, view)
         return PreparedCall(
             request=request,
             prompt_token_ids=prompt.tokens,
@@ -201,6 +221,7 @@ class TreeBuilder:
         segment = self._segment(index, view)
         self._nodes.append(_Node(call, prepared.declared, prepared.marked, tool_names, segment, view.echoes_parent))
         self._calls.append(call)
+        self._latest_prompt = (index, prepared.prompt_token_ids)
         self._children.setdefault(parent, []).append(index)
         self._index.add(view, completion)
         for key, length in prepared.turn_ends:
@@ -265,7 +286,7 @@ class TreeBuilder:
         if prompt is not None:
             return prompt, self._drift(view, spliced=True)
         ids = self._renderer.render_ids(message_dicts(view.messages), tools=tools, add_generation_prompt=True)
-        return _Prompt(np.array(ids, dtype=np.int32), -1, []), self._drift(view, spliced=False)
+        return _Prompt(ids), self._drift(view, spliced=False)
 
     def _beginning(self, view: RequestView, tools: list[ToolDict] | None) -> _Prompt | None:
         """Return the longest stored beginning of this request that ends with a stored reply.
@@ -278,12 +299,12 @@ class TreeBuilder:
         for at in reversed(usable):
             end = self._turn_ends.get(view.exact[at + 1])
             if end is not None:
-                return _Prompt(read_tokens(self._calls, *end), at, [])
+                return _Prompt(self._read(*end), last=at, origin=end)
         if not usable:
             return None
         first = usable[0]
         ids = self._renderer.render_ids(message_dicts(view.messages[:first]), tools=tools, add_generation_prompt=True)
-        prompt = _Prompt(np.array(ids, dtype=np.int32), -1, [])
+        prompt = _Prompt(ids)
         self._put_reply(prompt, view, first)
         return prompt
 
@@ -301,14 +322,13 @@ class TreeBuilder:
             )
             if bridged is None or bridged.token_ids[: len(prior)] != prior:
                 return None
-            added = np.array(bridged.token_ids[len(prior) :], dtype=np.int32)
-            prompt.tokens = np.concatenate([prompt.tokens, added])
+            prompt.append(bridged.token_ids[len(prior) :])
             if at < len(view.messages):
                 self._put_reply(prompt, view, at)
         return prompt
 
     def _put_reply(self, prompt: _Prompt, view: RequestView, at: int) -> None:
-        prompt.tokens = np.concatenate([prompt.tokens, self._calls[view.known[at]].token_ids])
+        prompt.append(self._calls[view.known[at]].token_ids)
         prompt.last = at
         prompt.turn_ends.append((view.exact[at + 1], len(prompt.tokens)))
 
@@ -329,8 +349,13 @@ class TreeBuilder:
             return view.drift
         return None if spliced else "bridge_unproven"
 
-    def _shared_prefix(self, tokens: TokenIds, view: RequestView) -> tuple[int | None, int]:
+    def _read(self, index: int, length: int, *, start: int = 0) -> TokenIds:
+        """Return history(call)[start:length]. The latest prompt is at hand whole, older ones are gathered."""
+        return read_tokens(self._calls, index, length, start=start, at_hand=self._latest_prompt)
+
+    def _shared_prefix(self, prompt: _Prompt, view: RequestView) -> tuple[int | None, int]:
         """Return the call of the same conversation whose history this prompt shares most tokens with."""
+        tokens = prompt.tokens
         siblings = self._children.get(view.parent, [])[-RELATIVES:]
         relatives = [*siblings, view.parent] if view.parent is not None else siblings
         best: int | None = None
@@ -339,12 +364,25 @@ class TreeBuilder:
             call = self._calls[index]
             if min(call.history_len, len(tokens)) <= longest:
                 continue
-            shared = _common_length(tokens, read_tokens(self._calls, index, call.history_len))
+            known = min(self._common_origin(index, prompt.origin), len(tokens))
+            shared = known + _common_length(tokens[known:], self._read(index, call.history_len, start=known))
             if shared < call.history_len:
                 shared = min(shared, call.prompt_len)  # never into the middle of what was sampled
             if shared > longest:
                 best, longest = index, shared
         return best, longest
+
+    def _common_origin(self, index: int, origin: tuple[int, int]) -> int:
+        """Return how many tokens history(index) surely shares with the call a prompt was begun from."""
+        call, shared = origin
+        at: int | None = index
+        shared = min(shared, self._calls[index].history_len)
+        while at is not None and at >= call and shared > 0:
+            if at == call:
+                return shared
+            shared = min(shared, self._calls[at].prefix_len)
+            at = self._calls[at].prefix_parent
+        return 0
 
 
 def _common_length(a: TokenIds, b: TokenIds) -> int:

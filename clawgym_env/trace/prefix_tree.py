@@ -91,17 +91,32 @@ class TokenRow:
     """The call whose reply a token is; -1 for context."""
 
 
-def read_tokens(calls: Sequence[ModelCall], index: int, length: int) -> TokenIds:
-    """Return the first `length` ids of a call's history, gathered from the end of the prefix chain to its start."""
+def read_tokens(
+    calls: Sequence[ModelCall],
+    index: int,
+    length: int,
+    *,
+    start: int = 0,
+    at_hand: tuple[int, TokenIds] | None = None,
+) -> TokenIds:
+    """Return ids `start` to `length` of a call's history, gathered from the end of the prefix chain to its start.
+
+    Args:
+        at_hand: a call and its whole prompt; the chain is not followed beyond it.
+    """
     pieces: list[TokenIds] = []
     at: int | None = index
     end = length
-    while at is not None and end > 0:
+    while at is not None and end > start:
         call = calls[at]
         if end > call.prompt_len:
-            pieces.append(call.token_ids[: end - call.prompt_len])
+            pieces.append(call.token_ids[max(start - call.prompt_len, 0) : end - call.prompt_len])
+            end = max(call.prompt_len, start)
+        if at_hand is not None and at == at_hand[0]:
+            pieces.append(at_hand[1][start:end])
+            break
         if end > call.prefix_len:
-            pieces.append(call.delta_token_ids[: end - call.prefix_len])
+            pieces.append(call.delta_token_ids[max(start - call.prefix_len, 0) : end - call.prefix_len])
         end = min(end, call.prefix_len)
         at = call.prefix_parent
     if not pieces:
