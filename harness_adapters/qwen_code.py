@@ -70,7 +70,9 @@ class QwenCodeHarness(HarnessAdapter):
             "QWEN_CODE_MAX_OUTPUT_TOKENS": str(context.max_tokens),
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
         }
-        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
+        # A line that begins with a slash would be a command of its own, and no model would be asked.
+        task = f"\n{context.instruction}" if context.instruction.startswith("/") else context.instruction
+        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=task.encode())
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:

@@ -48,6 +48,12 @@ def test_it_is_pointed_at_the_proxy_and_gets_the_instruction_on_stdin() -> None:
     assert done.response == "Done."
 
 
+def test_a_task_that_begins_with_a_slash_is_no_command() -> None:
+    sandbox = FakeSandbox()
+    asyncio.run(QwenCodeHarness().run(sandbox, replace(CONTEXT, instruction="/stats is a word. Write it.")))
+    assert sandbox.execs[0].stdin == b"\n/stats is a word. Write it."
+
+
 def test_nothing_is_reported_or_remembered_and_the_window_is_the_true_one() -> None:
     sandbox = FakeSandbox()
     asyncio.run(QwenCodeHarness().run(sandbox, CONTEXT))
