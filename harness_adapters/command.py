@@ -24,7 +24,7 @@ PROGRAM = f"{OPT}/command"
 """Where the sandbox shows the program."""
 FROM_CONTEXT = (
     *("instruction", "base_url", "api_key", "model", "workdir"),
-    *("context_length", "max_tokens", "wall_clock_s", "seed"),
+    *("context_length", "max_tokens", "seed"),
 )
 PLACEHOLDERS = (*FROM_CONTEXT, "home", "program")
 
@@ -33,7 +33,7 @@ class CommandHarness(HarnessAdapter):
     """A command line of the user's own.
 
     The placeholders: instruction, base_url (`http://127.0.0.1:PORT/r/KEY`, to which most clients want `/v1` added),
-    api_key, model, workdir, context_length, max_tokens, wall_clock_s, seed, home and program. `{name:json}` is the
+    api_key, model, workdir, context_length, max_tokens, seed, home and program. `{name:json}` is the
     value as JSON, for configuration files; a doubled `{{name}}` stays as it is but for one pair of braces. Arguments
     see no shell, so nothing needs quoting.
     """
@@ -74,7 +74,7 @@ class CommandHarness(HarnessAdapter):
         self.memory_mb, self.name = memory_mb, name
         self.program = program and program.expanduser().absolute()
         texts = (*self.argv, *self.env.values(), *self.files, *self.files.values(), stdin)
-        told = set().union(*map(placeholders, texts))
+        told: set[str] = set().union(*map(placeholders, texts))
         used = told | placeholders(response or "")
         if unknown := sorted(used - set(PLACEHOLDERS)):
             raise HarnessError(
