@@ -23,8 +23,14 @@ from harness_adapters.template import fill, placeholders
 PROGRAM = f"{OPT}/command"
 """Where the sandbox shows the program."""
 FROM_CONTEXT = (
-    *("instruction", "base_url", "api_key", "model", "workdir"),
-    *("context_length", "max_tokens", "seed"),
+    "instruction",
+    "base_url",
+    "api_key",
+    "model",
+    "workdir",
+    "context_length",
+    "max_tokens",
+    "seed",
 )
 PLACEHOLDERS = (*FROM_CONTEXT, "home", "program")
 
@@ -33,9 +39,8 @@ class CommandHarness(HarnessAdapter):
     """A command line of the user's own.
 
     The placeholders: instruction, base_url (`http://127.0.0.1:PORT/r/KEY`, to which most clients want `/v1` added),
-    api_key, model, workdir, context_length, max_tokens, seed, home and program. `{name:json}` is the
-    value as JSON, for configuration files; a doubled `{{name}}` stays as it is but for one pair of braces. Arguments
-    see no shell, so nothing needs quoting.
+    api_key, model, workdir, context_length, max_tokens, seed, home and program. `{name:json}` is the value as JSON,
+    for configuration files; `{{name}}` is the text `{name}` itself. Arguments see no shell, so nothing needs quoting.
     """
 
     version = "1.0"
@@ -60,6 +65,7 @@ class CommandHarness(HarnessAdapter):
             argv: program, searched in the sandbox's PATH, and arguments. It runs in the workspace.
             env: variables beside the sandbox's own.
             files: what is written before the start, executable, by path.
+            stdin: what it reads on standard input.
             response: path of the file that holds the answer; it is on standard output where not given.
             program: file or folder of this machine, shown read-only at `{program}`.
             dialect: what the program speaks to the proxy.
