@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,9 +28,14 @@ class FidelityArgs:
 
 def fidelity_command(args: OmitArgPrefixes[FlagCreatePairsOff[FidelityArgs]]) -> int:
     """Run the conformance suite with a harness and a policy's tokens; exit code 1 where a scenario fails."""
-    from clawgym_env.fidelity import run_fidelity  # the other commands start without
+    from clawgym_env.fidelity import ScenarioResult, run_fidelity  # the other commands start without
 
-    report = run_fidelity(args.harness, args.policy, scenarios=args.scenario or None, sandbox=args.sandbox)
+    def progress(result: ScenarioResult) -> None:
+        print(f"{result.scenario}: {result.verdict}", file=sys.stderr, flush=True)
+
+    report = run_fidelity(
+        args.harness, args.policy, scenarios=args.scenario or None, sandbox=args.sandbox, on_result=progress
+    )
     table = report.table()
     print(table)
     if args.report is not None:
