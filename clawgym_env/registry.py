@@ -109,7 +109,9 @@ def backend(spec: str | SandboxBackend) -> SandboxBackend:
 
 
 def engine(spec: str | Engine, cache: Path | None = None) -> Engine:
-    """Return an engine: `"scripted:FILE"`, `"torch:POLICY"`, an import path of a factory, or as it is.
+    """Return an engine: `"scripted:FILE"`, `"torch:POLICY"`, `"vllm:URL"`, an import path of a factory, or as it is.
+
+    A running vLLM server is asked for its policy's folder; `"vllm:URL#FOLDER"` names it where it lies elsewhere here.
 
     Args:
         cache: where built policies are kept; the user's own cache by default.
@@ -122,7 +124,13 @@ def engine(spec: str | Engine, cache: Path | None = None) -> Engine:
         return scripted
     if kind == "torch":
         return policy_engine(rest, cache or cache_dir())
-    made: Engine = _resolve("engine", spec, {"scripted:FILE": "", "torch:POLICY": ""})()
+    if kind == "vllm":
+        url, _, folder = rest.partition("#")
+        served: Engine = load("clawgym_env.engine.vllm:VllmEngine").connect(
+            url, cache=cache or cache_dir(), policy=folder or None
+        )
+        return served
+    made: Engine = _resolve("engine", spec, {"scripted:FILE": "", "torch:POLICY": "", "vllm:URL": ""})()
     return made
 
 

@@ -1,0 +1,118 @@
+"""A server that answers like vLLM 0.32 with its scale-out routes, on loopback, in a thread."""
+
+from __future__ import annotations
+
+import json
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Body = dict[str, Any]
+
+
+def reply(ids: Sequence[int], logprobs: Sequence[float] | None = None, finish: str = "stop") -> Body:
+    """Return the body of an answer to `POST /inference/v1/generate`."""
+    values = [-0.5] * len(ids) if logprobs is None else logprobs
+    content = [
+        {"token": f"token_id:{i}", "token_id": i, "logprob": value, "rank": 1, "bytes": None, "top_logprobs": []}
+        for i, value in zip(ids, values, strict=True)
+    ]
+    choice = {
+        "index": 0,
+        "logprobs": {"content": content},
+        "finish_reason": finish,
+        "stop_reason": ids[-1] if finish == "stop" and ids else None,
+        "token_ids": list(ids),
+        "weight_versions": [{"version": "default", "start": 0, "end": len(ids)}],
+        "routed_experts": None,
+    }
+    return {"request_id": "generate-1", "choices": [choice], "prompt_logprobs": None, "kv_transfer_params": None}
+
+
+@dataclass
+class FakeVllm:
+    """What the server does, and what it was asked."""
+
+    root: str
+    answer: Callable[[Body], Body | int]
+    """Body of the answer, or a status."""
+    scale_out: bool = True
+    processed: bool = True
+    """Whether `--logprobs-mode` was given; the default is the raw distribution."""
+    dev_mode: bool = False
+    window: int | None = 640
+    asked: list[Body] = field(default_factory=list)
+    """Bodies of generate requests after the probe."""
+    controls: list[str] = field(default_factory=list)
+    stalls: bool = False
+    """Whether generation waits until the client hangs up."""
+    begun: threading.Event = field(default_factory=threading.Event)
+    hung_up: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    def generate(self, body: Body, connection: socket.socket) -> Body | int | None:
+        if not self.scale_out:
+            return 403
+        if body["sampling_params"]["top_k"] == 1:
+            return reply([1] * body["sampling_params"]["max_tokens"], [0.0 if self.processed else -1.25] * 8, "length")
+        self.asked.append(body)
+        if self.stalls:
+            self.begun.set()
+            select.select([connection], [], [], 30)
+            self.hung_up.set()
+            return None
+        return self.answer(body)
+
+
+@contextmanager
+def serving(fake: FakeVllm) -> Iterator[FakeVllm]:
+    """Serve on a free port of loopback."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            card = {"id": "policy", "object": "model", "root": fake.root, "parent": None, "max_model_len": fake.window}
+            adapter = {**card, "id": "lora", "parent": "policy"}
+            self._send({"object": "list", "data": [adapter, card]} if self.path == "/v1/models" else 404)
+
+        def do_POST(self) -> None:
+            data = self.rfile.read(int(self.headers["content-length"]))
+            if self.path == "/inference/v1/generate":
+                self._send(fake.generate(json.loads(data), self.connection))
+                return
+            fake.controls.append(self.path)
+            self._send({} if fake.dev_mode else 404)
+
+        def _send(self, answer: Body | int | None) -> None:
+            if answer is None:
+                self.close_connection = True
+                return
+            data = b'{"detail": "no"}' if isinstance(answer, int) else json.dumps(answer).encode()
+            self.send_response(answer if isinstance(answer, int) else 200)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Stay quiet."""
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+        request_queue_size = 128
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield fake
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
