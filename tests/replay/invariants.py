@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 from policy import RecordedPolicy, Sample
 
-from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import BUCKETS, PrefixTree, Selection
 
 EVERYTHING = Selection(compaction="train", subagent="train", auxiliary="train", dead="train")
@@ -67,12 +68,10 @@ def _check_paths(tree: PrefixTree, *, append_only: bool) -> None:
     Of an append-only harness it is the whole history of the reply before it, and what is new.
     """
     for path in tree.trajectories():
-        for parent, child in zip(path.calls, path.calls[1:], strict=False):
+        for parent, child in itertools.pairwise(path.calls):
             if tree[child].drift_reason is None:
                 prompt = tree.prompt(child).tobytes()
-                start = tree.history(parent) if append_only else _closed_reply(tree[parent])
-                assert prompt.startswith(start.tobytes()) if append_only else start.tobytes() in prompt
-
-
-def _closed_reply(call: ModelCall) -> np.ndarray[tuple[int], np.dtype[np.int32]]:
-    return call.token_ids
+                if append_only:
+                    assert prompt.startswith(tree.history(parent).tobytes())
+                else:
+                    assert tree[parent].token_ids.tobytes() in prompt

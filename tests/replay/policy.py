@@ -17,6 +17,7 @@ from renderers.base import Renderer
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from clawgym_env.engine.base import Generation, SamplingParams, TokenIds, VersionSpan
+from clawgym_env.messages import ToolCall
 from clawgym_env.rendering import make_renderer
 from clawgym_env.tokenizer import CHATML_SPECIALS, TextTokenizer
 
@@ -54,8 +55,7 @@ def sampled(reply: Reply) -> list[int]:
 
 
 def is_object(arguments: str) -> bool:
-    from clawgym_env.messages import ToolCall
-
+    """Whether a call's arguments are what they should be."""
     return ToolCall("", "", arguments).parsed_arguments() is not None
 
 

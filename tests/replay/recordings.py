@@ -22,6 +22,9 @@ DIALECTS: Mapping[str, Dialect] = {
     "gemini": "gemini",
 }
 HISTORIES = ("messages", "input", "contents")
+UNMASKED = {"gomasosadug": "interactive", "LAZADUNISE": "CHECKPOINT"}
+"""Where prose is masked, each word always by the same pseudo-word: those in the phrases that kinds are told by, Claude
+Code 2.0's main agent and Codex's compaction."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,10 @@ def recordings(folder: Path) -> list[Path]:
 
 def load(file: Path) -> Recording:
     """Read one recording."""
-    lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+    text = file.read_text(encoding="utf-8")
+    for masked, word in UNMASKED.items():
+        text = text.replace(masked, word)
+    lines = [json.loads(line) for line in text.splitlines() if line.strip()]
     bodies: dict[int, dict[str, Any]] = {}
     exchanges = []
     for line in lines:

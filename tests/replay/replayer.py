@@ -31,7 +31,7 @@ from clawgym_env.trace.prefix_tree import PrefixTree
 OWN_HEADERS = frozenset({"host", "content-length", "connection", "transfer-encoding", "accept-encoding"})
 """Of the client's connection, not of the harness's request."""
 UNLIMITED = Limits(max_calls=10_000, max_total_tokens=1 << 40)
-WAIT_S = 20.0
+WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class Player:
     refused: int = 0
     _ours: dict[str, str] = field(default_factory=dict)
     """Recorded ids and marks to those of this proxy."""
-    _order: dict[PendingCall, asyncio.Future[Reply]] = field(default_factory=dict)
+    _told: dict[PendingCall, asyncio.Future[Reply]] = field(default_factory=dict)
+    """Where the policy waits to be told what to say."""
 
     async def play(self) -> None:
         for position, exchange in enumerate(self.recording.exchanges):
@@ -79,8 +80,12 @@ class Player:
     async def _answered(self, exchange: Exchange, reply: Reply) -> None:
         assert exchange.dialect is not None
         sending = asyncio.create_task(self._send(exchange))
-        await self._tell(await self._call_of(sending), reply)
+        call = await self._call_of(sending)
+        if call is not None:
+            self._tell(call, reply)
         response = await sending
+        if call is not None:
+            await eventually(lambda: call.waiters == 0)  # the proxy knows that the reply was delivered
         assert response.status_code == 200, response.text
         content_type = response.headers["content-type"]
         got = read_reply(exchange.dialect, content_type, response.content, stream=exchange.stream)
@@ -105,7 +110,7 @@ class Player:
             await sending
         await eventually(lambda: call.waiters == 0)
         if exchange.fault is not None and exchange.fault.startswith("midreset"):
-            await self._tell(call, self._next_reply(position))
+            self._tell(call, self._next_reply(position))
             await eventually(lambda: call.completed.done())
 
     def _next_reply(self, position: int) -> Reply:
@@ -125,18 +130,19 @@ class Player:
 
         def asking() -> PendingCall | None:
             call = next((call for call in self.session._pending if call.waiters), None)
-            known = call in self._order or len(self.policy.waiting) > len(self._order)
+            known = call in self._told or len(self.policy.waiting) > len(self._told)
             return call if known else None
 
         await eventually(lambda: sending.done() or asking() is not None)
         call = asking()
-        if call is not None and call not in self._order:
-            self._order[call] = self.policy.waiting[len(self._order)]
+        if call is not None and call not in self._told:
+            self._told[call] = self.policy.waiting[len(self._told)]
         return call
 
-    async def _tell(self, call: PendingCall | None, reply: Reply) -> None:
-        if call is not None and not self._order[call].done():
-            self._order[call].set_result(reply)
+    def _tell(self, call: PendingCall, reply: Reply) -> None:
+        """Let the policy answer a call, unless it has already for another client."""
+        if not self._told[call].done():
+            self._told[call].set_result(reply)
 
     def _learn(self, recorded: Reply, got: Reply) -> None:
         pairs = [(mark, got.marks[place]) for place, mark in recorded.marks.items() if place in got.marks]
@@ -166,11 +172,8 @@ def assert_same_reply(got: Reply, recorded: Reply) -> None:
 
 
 def _spelled(call: Call) -> tuple[str, str, Any]:
-    return (
-        call.namespace,
-        call.name,
-        json.loads(call.arguments) if is_object(call.arguments) else call.arguments.strip(),
-    )
+    arguments = json.loads(call.arguments) if is_object(call.arguments) else call.arguments.strip()
+    return call.namespace, call.name, arguments
 
 
 def _bare(call_id: str) -> str:

@@ -22,6 +22,8 @@ from clawgym_env.messages import Dialect
 from clawgym_env.trace.prefix_tree import PrefixTree, Selection
 
 OWN = Path(__file__).parent / "data"
+BY_HAND = "hand"
+"""The version of a harness that never sent what is written down here."""
 TRAFFIC = os.environ.get("CLAWGYM_TRAFFIC")
 FILES = recordings(Path(TRAFFIC)) if TRAFFIC else []
 needs_traffic = pytest.mark.skipif(not FILES, reason="CLAWGYM_TRAFFIC names no folder of recorded traffic")
@@ -34,9 +36,13 @@ def name_of(file: Path) -> str:
 def adapter_of(recording: Recording) -> HarnessAdapter | None:
     """Return the adapter that knows this harness's markers; None where there is none."""
     name = next((name for name in registry.HARNESSES if recording.harness.startswith(f"{name}-")), None)
-    if name == "openclaw":
-        return registry.adapter(f"openclaw?api={dialect_of(recording)}")
-    return None if name is None else registry.adapter(name)
+    if name is None:
+        return None
+    version = recording.harness.removeprefix(f"{name}-")
+    options = {"openclaw": f"?api={dialect_of(recording)}"}
+    if version != BY_HAND:
+        options["claude-code"] = f"?version={version}"
+    return registry.adapter(name + options.get(name, ""))
 
 
 def dialect_of(recording: Recording) -> Dialect:
