@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -107,3 +108,15 @@ def test_the_table_holds_every_scenario_of_the_recorded_harnesses() -> None:
 def test_a_hand_written_recording_comes_to_what_its_row_says(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert name_of(file) in HAND_WRITTEN
     hold_to(HAND_WRITTEN, file, capsys)
+
+
+def test_an_altered_token_context_or_log_probability_does_not_pass() -> None:
+    recording = load(OWN / "mini-swe-agent-hand" / "dropped-replies.jsonl")
+    result = asyncio.run(replay(recording))
+    last = result.tree[len(result.tree) - 1]
+    for name in ("token_ids", "delta_token_ids", "logprobs"):
+        array = getattr(last, name).copy()
+        array[0] += 1
+        altered = PrefixTree([*result.tree.calls[:-1], dataclasses.replace(last, **{name: array})])
+        with pytest.raises((AssertionError, KeyError)):
+            check(altered, result.policy, append_only=True)
