@@ -1,9 +1,8 @@
 """Adapter of Codex CLI (npm `@openai/codex`, a native program), on the responses dialect.
 
 History is append-only to the letter, so nothing is rewritten. The `Chunk ID` and `Wall time` in its tool results are
-drawn once per result and then stay: they defeat no prefix of their own rollout, and rollouts that have already run
-different commands share nothing there that a rewrite could save. Sub-agents are threads of their own, told apart by
-headers, as is compaction.
+drawn once per result and then stay: they defeat no prefix of their own rollout, and the policy may read them.
+Sub-agents are threads of their own, told apart by headers, as is compaction.
 """
 
 from __future__ import annotations
@@ -28,9 +27,16 @@ PRODUCT = NpmProduct(
 )
 PROVIDER = "clawgym"
 CONFIG = f"{HOME}/.codex/config.toml"
+INSTRUCTIONS = f"{HOME}/.codex/instructions.md"
+BARE_INSTRUCTIONS = "You are Codex, a coding agent. Work in the current folder with your tools, then answer briefly."
+BARE: Mapping[str, Json] = {
+    "model_instructions_file": INSTRUCTIONS,
+    "include_permissions_instructions": False,
+    "skills": {"include_instructions": False, "bundled": {"enabled": False}},
+    "agents": {"enabled": False},
+    "tools": {"experimental_request_user_input": {"enabled": False}},
+}
 KEY_VARIABLE = "CLAWGYM_API_KEY"
-MCP_START_S = 120
-"""A loaded machine takes long to start a server."""
 
 
 class CodexHarness(HarnessAdapter):
@@ -42,6 +48,10 @@ class CodexHarness(HarnessAdapter):
     supports_mcp = True
     memory_mb = 1024
 
+    def __init__(self, *, bare: bool = False) -> None:
+        """Choose how much it brings: `bare` is a shell and a line of instructions, 0.7k tokens of prompt for 10k."""
+        self.bare = bare
+
     def install(self, cache: Path) -> None:
         PRODUCT.install(cache, log_line)
 
@@ -49,8 +59,10 @@ class CodexHarness(HarnessAdapter):
         return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
-        lines = (f"{key} = {toml(value)}\n" for key, value in config(context).items())
+        lines = (f"{key} = {toml(value)}\n" for key, value in config(context, bare=self.bare).items())
         await sandbox.write_file(CONFIG, "".join(lines).encode())
+        if self.bare:
+            await sandbox.write_file(INSTRUCTIONS, BARE_INSTRUCTIONS.encode())
         argv = [*PRODUCT.argv, "exec", "--skip-git-repo-check", "--json", "-"]
         env = {KEY_VARIABLE: context.api_key}
         done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
@@ -59,7 +71,10 @@ class CodexHarness(HarnessAdapter):
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
         """Go by the headers; a request without them is not Codex's own."""
         sent = {name.lower(): value for name, value in headers.items()}
-        kind = _request_kind(sent.get("x-codex-turn-metadata", ""))
+        try:
+            kind = json.loads(sent.get("x-codex-turn-metadata", "{}"))["request_kind"]
+        except (ValueError, TypeError, LookupError):
+            kind = None
         if kind == "compaction":
             return "compaction"
         if "x-openai-subagent" in sent or "x-codex-parent-thread-id" in sent:
@@ -67,18 +82,10 @@ class CodexHarness(HarnessAdapter):
         return "main" if kind == "turn" else None
 
 
-def _request_kind(metadata: str) -> str | None:
-    try:
-        fields = json.loads(metadata)
-    except ValueError:
-        return None
-    return fields.get("request_kind") if isinstance(fields, dict) else None
-
-
-def config(context: HarnessContext) -> dict[str, Json]:
+def config(context: HarnessContext, *, bare: bool = False) -> dict[str, Json]:
     """Return `config.toml`: one provider, which is the proxy, the true window, and nothing that calls home."""
     window = context.context_length
-    tool_output = min(10_000, window // 8)
+    tool_output = min(10_000, window // 12)
     provider: dict[str, Json] = {
         "name": PROVIDER,
         "base_url": f"{context.base_url}/v1",
@@ -93,14 +100,15 @@ def config(context: HarnessContext) -> dict[str, Json]:
         "model_provider": PROVIDER,
         "approval_policy": "never",
         "sandbox_mode": "danger-full-access",
-        # It compacts when the last reply's usage passes the limit: results and one more reply must fit beyond it.
+        # It compacts when the last reply's usage passes the limit: results and one more reply must fit beyond it, and
+        # what it counts as one token of a result is up to three of a small vocabulary.
         "model_context_window": window,
-        "model_auto_compact_token_limit": max(window // 2, window - tool_output - context.max_tokens),
+        "model_auto_compact_token_limit": max(window // 2, window - 3 * tool_output - context.max_tokens),
         "tool_output_token_limit": tool_output,
         "check_for_update_on_startup": False,
         "web_search": "disabled",  # the vendor's server would do it
         "analytics": {"enabled": False},
-        "features": {"plugins": False, "apps": False},
+        "features": {"plugins": False, "apps": False, **({"goals": False, "view_image": False} if bare else {})},
         "model_providers": {PROVIDER: provider},
         "mcp_servers": {
             server.name: {
@@ -108,11 +116,12 @@ def config(context: HarnessContext) -> dict[str, Json]:
                 "args": [*server.command[1:]],
                 "env": dict(server.env),
                 "required": True,  # else the first turn begins without its tools, and a dead server goes unnoticed
-                "startup_timeout_sec": MCP_START_S,
+                "startup_timeout_sec": 120,
                 "tool_timeout_sec": int(context.wall_clock_s),
             }
             for server in context.mcp_servers
         },
+        **(BARE if bare else {}),
     }
 
 

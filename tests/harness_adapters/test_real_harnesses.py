@@ -67,6 +67,7 @@ CASES = [
     pytest.param("claude-code?bare", *CLAUDE_BASH, marks=pytest.mark.harness),
     pytest.param("claude-code?tools=Bash,Write", *CLAUDE_WRITE, marks=pytest.mark.harness),
     pytest.param("codex", "exec_command", {"cmd": "printf hi > a.txt"}, marks=pytest.mark.harness),
+    pytest.param("codex?bare", "exec_command", {"cmd": "printf hi > a.txt"}, marks=pytest.mark.harness),
     pytest.param("openclaw", *WRITE, marks=pytest.mark.harness),
 ]
 
