@@ -2,7 +2,7 @@
 
 Run by the builder over all calls, when the tree is frozen. Kind follows lineage; only calls that open a conversation
 are told apart by their role (system prompt and tools). An adapter that knows its product's markers overrides this
-per call. Invariant: exactly one path per kind and segment is live.
+per call. Invariant: of all the ways a conversation went on, or was tried to be opened, exactly one is live.
 """
 
 from __future__ import annotations

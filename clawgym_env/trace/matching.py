@@ -153,7 +153,7 @@ class LineageIndex:
             view.exact.append(chain(view.exact[-1], self._exact_item(view, at)))
 
     def reopened(self, view: RequestView) -> int | None:
-        """Return an earlier call that opened the conversation this request, which has no parent, opens again.
+        """Return the latest call that opened the conversation this request, which has no parent, opens again.
 
         The same request, or one with more messages but without the reply: mini-swe-agent drops replies it rejects.
         After a reply without any output, also one that says so inside a message: Claude Code and Gemini CLI do.
@@ -162,7 +162,7 @@ class LineageIndex:
             return None
         histories = view.transcript.histories
         for at in range(view.lasting, 0, -1):
-            for index in self._by_prompt.get(histories[at], ()) if histories[at] else ():
+            for index in reversed(self._by_prompt.get(histories[at], ())) if histories[at] else ():
                 if self._calls[index].parent is None and self._same_agent(index, view):
                     return index
             if view.messages[at - 1].role == "assistant":

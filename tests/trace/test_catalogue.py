@@ -524,11 +524,12 @@ def test_the_same_beginning_after_a_compaction_is_a_new_segment() -> None:
     for turn in range(2):
         sent = wire.send(claude(start), "Writing.", [("Write", {"turn": turn})])
         wire.send(claude(start, used(sent), said("user", [tool_result(sent.id, "ok"), block(words)])), "nothing yet.")
+    wire.send(claude(start), "Done?")
     wire.send(claude(start), "Done.")
     tree = wire.tree()
-    assert kinds(tree) == ["main", "compaction", "main", "compaction", "main"]
-    assert states(tree) == ["live"] * 5
-    assert kept(tree) == [(0,), (2,), (4,)]
+    assert kinds(tree) == ["main", "compaction", "main", "compaction", "main", "main"]
+    assert states(tree) == ["live"] * 4 + ["retry", "live"]
+    assert kept(tree) == [(0,), (2,), (5,)]
 
 
 # ---- what else becomes of an echo
