@@ -21,7 +21,7 @@ class ProxyArgs:
     """What answers, and where."""
 
     engine: str
-    """"scripted:FILE", "torch:POLICY" (tiny, smollm2 or a folder) or an import path."""
+    """"scripted:FILE", "torch:POLICY" (tiny, smollm2 or a folder), "vllm:URL" or an import path."""
     port: int = 8080
     """Where harnesses connect; 0 takes a free one."""
     host: str = "127.0.0.1"
