@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
-from policy import RecordedPolicy, Sample
+from recorded_policy import RecordedPolicy, Sample
 
 from clawgym_env.trace.prefix_tree import BUCKETS, PrefixTree, Selection
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from policy import RecordedPolicy, is_object
+from recorded_policy import RecordedPolicy, is_object
 from recordings import Call, Exchange, Recording, Reply
 from wire_reading import read_error, read_reply
 
