@@ -9,6 +9,7 @@ renderer writes as text, and not when they look like turn tokens (DeepSeek's `<�
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,11 @@ _SCAFFOLDS = frozenset(
 """Assistant headers that the `renderers` library encodes as one string to look for them in a prompt. They are the
 only texts in which special tokens are recognised, and only when they are the whole text."""
 
+LONG_TEXT, LONGEST_TEXT = 8 << 10, 256 << 10
+"""Characters. The ids of such texts are remembered: every rollout of a batch begins with the same system prompt and
+tools, and often reads the same files."""
+REMEMBERED_TEXTS = 64
+
 _TURN_TOKEN = re.compile(r"<[|｜].+[|｜]>")
 
 
@@ -72,8 +78,10 @@ class TextTokenizer:
         added = self._tokenizer.get_added_tokens_decoder()
         uncalled = {i for i, token in added.items() if not token.special and _TURN_TOKEN.fullmatch(token.content)}
         self._special_ids = frozenset(index for index, token in added.items() if token.special) | uncalled
-        self._uncalled = re.compile("|".join(re.escape(added[i].content) for i in sorted(uncalled)) or r"(?!)")
+        forged = "|".join(re.escape(added[i].content) for i in sorted(uncalled))
+        self._uncalled = re.compile(forged) if forged else None
         """Finds turn tokens that the vocabulary does not call special, which the library would read in any text."""
+        self._remembered_ids = functools.lru_cache(maxsize=REMEMBERED_TEXTS)(self._long_ids)
         self.name_or_path = name_or_path
         self.unk_token_id: int | None = None
         self.eos_token_id: int | None = None
@@ -118,9 +126,24 @@ class TextTokenizer:
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         if not self._tokenizer.encode_special_tokens:
             return self._tokenizer.encode(text, add_special_tokens=False).ids
+        if LONG_TEXT <= len(text) <= LONGEST_TEXT:
+            remembered: list[int] = self._remembered_ids(text).tolist()
+            return remembered
+        return self._literal_ids(text)
+
+    def _long_ids(self, text: str) -> npt.NDArray[np.int32]:
+        return np.array(self._literal_ids(text), dtype=np.int32)
+
+    def _literal_ids(self, text: str) -> list[int]:
+        if self._uncalled is None:
+            return self._plain_ids(text)
         cuts = [0, *(found.start() + 1 for found in self._uncalled.finditer(text)), len(text)]
-        pieces = (text[start:end] for start, end in pairwise(cuts))
-        return [i for piece in pieces for i in self._tokenizer.encode(piece, add_special_tokens=False).ids]
+        return [i for start, end in pairwise(cuts) for i in self._plain_ids(text[start:end])]
+
+    def _plain_ids(self, text: str) -> list[int]:
+        # Of a batch of one, because only batches come without character offsets, a third of the time.
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
+        return ids
 
     def decode(
         self,

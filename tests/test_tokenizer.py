@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from renderers.base import Tokenizer as TokenizerProtocol
 
 from clawgym_env.errors import EngineError
-from clawgym_env.tokenizer import CHATML_SPECIALS, TextTokenizer, byte_tokenizer
+from clawgym_env.tokenizer import CHATML_SPECIALS, LONG_TEXT, TextTokenizer, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 LOOKALIKES = st.lists(st.one_of(st.text(max_size=8), st.sampled_from(CHATML_SPECIALS)), max_size=6).map("".join)
@@ -28,6 +28,15 @@ def test_any_text_survives_the_round_trip_and_never_becomes_a_special_token(text
     ids = TOKENIZER.encode(text)
     assert TOKENIZER.decode(ids) == text
     assert not TOKENIZER.special_ids & set(ids)
+
+
+@given(LOOKALIKES, st.integers(1, 3))
+def test_a_long_text_has_the_ids_of_its_bytes_however_often_it_is_asked_for(text: str, times: int) -> None:
+    long = text + "x" * LONG_TEXT
+    ids = [TOKENIZER.encode(long) for _ in range(times)]
+    assert all(each == [*TOKENIZER.encode(text), *TOKENIZER.encode("x") * LONG_TEXT] for each in ids)
+    ids[0].clear()  # what is handed out is the caller's own
+    assert TOKENIZER.encode(long)
 
 
 def test_half_a_surrogate_pair_becomes_a_replacement_character() -> None:
