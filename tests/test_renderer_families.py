@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from base64 import b64decode
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from tokenizers import Tokenizer
 
 from clawgym_env.cache import cache_dir
 from clawgym_env.errors import EngineError, HarnessError, ProxyError
-from clawgym_env.harmony import FOLDER_VARIABLE
+from clawgym_env.harmony import FOLDER_VARIABLE, tiktoken_file
 from clawgym_env.messages import Message, ToolCall, ToolSpec
 from clawgym_env.policy import load_policy
 from clawgym_env.rendering import make_renderer, message_dicts, renderer_kind, tool_dicts
@@ -338,6 +339,16 @@ def test_reasoning_after_a_tool_result_is_no_content(speaker: Speaker) -> None:
     told = talk.ask(SYSTEM, USER, reply=speaker.sampled("First.", "", [WRITE]))
     told = goes_on(talk, *talk.results(told, "done <think> x"), reply=speaker.sampled("Second.", "Answer."))
     assert (told.content, (told.reasoning or "").strip()) == ("Answer.", "Second.")
+
+
+def test_the_vocabulary_file_has_the_bytes_of_every_token_in_the_order_of_ids(tmp_path: Path) -> None:
+    tokenizer = TextTokenizer.from_folder(write_folder(tmp_path, FAMILIES["gpt-oss"]))
+    lines = [line.split() for line in tiktoken_file(tokenizer).splitlines()]
+    tokens = [b64decode(token) for token, _ in lines]
+    assert [int(rank) for _, rank in lines] == list(range(len(lines)))
+    assert {bytes([byte]) for byte in range(256)} <= set(tokens)
+    text = "the agent will write ünï 漢"
+    assert b"".join(tokens[i] for i in tokenizer.encode(text)) == text.encode()
 
 
 def test_another_vocabulary_than_that_of_gpt_oss_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
