@@ -137,6 +137,9 @@ def as_expected(tree: PrefixTree, expect: Expectation, *, segments: int, append_
     main = [call for call in tree if call.kind == "main"]
     if expect.main_calls is not None and len(main) != expect.main_calls:
         yield Problem(f"Expected {expect.main_calls} main calls, got {len(main)}")
+    subagents = sum(call.kind == "subagent" for call in tree)
+    if subagents != expect.subagent_calls:
+        yield Problem(f"Expected {expect.subagent_calls} calls of sub-agents, got {subagents}")
     kept = sum(path.kind == "main" for path in tree.trajectories())
     if kept != segments * expect.kept_per_segment:
         each = "" if expect.kept_per_segment == 1 else f", {expect.kept_per_segment} each"

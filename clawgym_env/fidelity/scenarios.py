@@ -59,6 +59,7 @@ class Expectation:
     """Workspace files at the end, with their text."""
     main_calls: int | None = None
     """Calls of the main agent; None for any number."""
+    subagent_calls: int = 0
     forks: int = 0
     """Main calls the harness did not go on from, at most."""
     drift: frozenset[str] = frozenset()
@@ -76,7 +77,7 @@ class Scenario:
     name: str
     main: Script
     child: Script | None = None
-    """Of the sub-agents; a scenario with one expects their calls."""
+    """Of the sub-agents."""
     fault: Literal["hang_up"] | None = None
     """hang_up: the connection is cut before the last bytes of the main agent's second reply."""
     small_window: bool = False
@@ -192,7 +193,7 @@ SCENARIOS: tuple[Scenario, ...] = (
         "sub-agent",
         lines(spawn("write hi into a.txt."), wait),
         child=lines(write("a.txt", "hi")),
-        expect=Expectation(_FILE),
+        expect=Expectation(_FILE, subagent_calls=2),
     ),
     Scenario("compaction", until_compacted, small_window=True),
     Scenario(

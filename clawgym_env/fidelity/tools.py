@@ -157,10 +157,18 @@ class Toolbox:
     def _call(self, purpose: Purpose, text: str, more: Mapping[str, Json] | None = None) -> Call:
         tool = self._find(purpose)
         argument = _argument(tool, _TEXT_ARGUMENT[purpose])
-        value: Json = text
-        if _schema(tool, argument).get("type") == "array":
-            value = ["bash", "-c", text] if purpose == "shell" else [text]
+        value = _shaped(_schema(tool, argument), text, as_list=["bash", "-c", text] if purpose == "shell" else [text])
         return Call(tool.name, {**_required(tool), **(more or {}), argument: value})
+
+
+def _shaped(schema: Mapping[str, Json], text: str, *, as_list: list[Json]) -> Json:
+    """Return a text in the form an argument wants: as it is, in a list, or in the fields that an object requires."""
+    if schema.get("type") == "array":
+        return as_list
+    if schema.get("type") == "object":
+        required = schema.get("required")
+        return {name: text for name in required if isinstance(name, str)} if isinstance(required, list) else {}
+    return text
 
 
 def _plain(name: str) -> str:

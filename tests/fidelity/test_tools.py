@@ -120,6 +120,9 @@ def test_an_agent_ends_its_work_the_way_its_harness_wants() -> None:
     )
     finish = tool("complete_task", {"result": TEXT}, ["result"])
     assert toolbox(bash, finish).ending("Done.") == Call("complete_task", {"result": "Done."})
+    nested: Json = {"type": "object", "properties": {"response": TEXT}, "required": ["response"]}
+    gemini = tool("complete_task", {"result": nested, "wait_for_previous": {"type": "boolean"}}, ["result"])
+    assert toolbox(bash, gemini).ending("Done.") == Call("complete_task", {"result": {"response": "Done."}})
 
 
 def test_what_is_not_offered_is_missing() -> None:
