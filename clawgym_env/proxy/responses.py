@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
 
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, ToolCall, ToolSpec
@@ -51,6 +53,7 @@ _KNOWN = frozenset((*_SAMPLING, *_REMEMBERED)) | {
     "service_tier",
     "user",
 }
+_CALLABLE = ("function", "custom")
 _INPUT_SCHEMA: Mapping[str, Json] = {
     "type": "object",
     "properties": {"input": {"type": "string"}},
@@ -84,45 +87,59 @@ def parse_request(body: bytes, path: str = "") -> ChatRequest:
     messages = read_input(fields.get("input"), wire.content_text(fields.get("instructions"), "instructions"))
     if not messages:
         raise ProxyError("Expected a text or at least one item in input, got none.")
-    tools, ignored = _tools(fields.get("tools"))
     return ChatRequest(
         dialect=NAME,
         model=wire.as_text(fields.get("model"), "model"),
         messages=messages,
-        tools=tools,
+        tools=_tools(fields),
         stream=bool(fields.get("stream")),
         max_tokens=wire.as_budget(fields.get("max_output_tokens"), "max_output_tokens"),
         client_sampling=wire.pick(fields, _SAMPLING),
-        unknown_fields=(*(name for name in fields if name not in _KNOWN), *ignored),
+        unknown_fields=(*(name for name in fields if name not in _KNOWN), *_ignored_tools(fields)),
     )
 
 
-def _tools(value: Json) -> tuple[tuple[ToolSpec, ...], tuple[str, ...]]:
-    """Return the tools the model is offered, and the types of those that only the vendor's server could run."""
-    tools: list[ToolSpec] = []
-    ignored: dict[str, None] = {}
-    for i, item in enumerate(wire.as_list(value, "tools")):
-        tool = wire.as_object(item, f"tools[{i}]")
-        kind = wire.as_text(tool.get("type", "function"), f"tools[{i}].type")
-        if kind in ("function", "custom"):
-            tools.append(_tool(tool, f"tools[{i}]"))
-        elif kind == "namespace":
-            tools += _namespace(tool, f"tools[{i}]")
-        else:
-            ignored[f"tools[{kind}]"] = None
-    return tuple(tools), tuple(ignored)
+def _tools(fields: Mapping[str, Json]) -> tuple[ToolSpec, ...]:
+    """Return the tools the model is offered: by the API's rules a deferred one only once an input item brought it."""
+    tools: dict[str, ToolSpec] = {}
+    for i, item in enumerate(wire.as_list(fields.get("tools"), "tools")):
+        tools |= {spec.name: spec for spec in _specs(item, f"tools[{i}]", loaded=False)}
+    items = fields.get("input")
+    for i, item in enumerate(items if isinstance(items, list) else ()):
+        if isinstance(item, dict) and item.get("type") in ("additional_tools", "tool_search_output"):
+            for j, tool in enumerate(wire.as_list(item.get("tools"), f"input[{i}].tools")):
+                tools |= {spec.name: spec for spec in _specs(tool, f"input[{i}].tools[{j}]", loaded=True)}
+    return tuple(tools.values())
 
 
-def _namespace(group: Mapping[str, Json], where: str) -> Iterator[ToolSpec]:
-    """Yield the tools of a group; what the group says of itself goes with its first."""
-    namespace = wire.as_text(group.get("name"), f"{where}.name")
-    about = wire.as_text(group.get("description"), f"{where}.description")
-    for i, item in enumerate(wire.as_list(group.get("tools"), f"{where}.tools")):
-        yield _tool(wire.as_object(item, f"{where}.tools[{i}]"), f"{where}.tools[{i}]", namespace, about)
-        about = ""
+def _specs(value: Json, where: str, *, loaded: bool) -> Iterator[ToolSpec]:
+    """Yield one function or custom tool, or those of a namespace; what a namespace says of itself goes with its first.
+
+    A tool of another type is one that only the vendor's server could run.
+    """
+    tool = wire.as_object(value, where)
+    kind = wire.as_text(tool.get("type", "function"), f"{where}.type")
+    if kind in _CALLABLE and (loaded or not tool.get("defer_loading")):
+        yield _tool(tool, where)
+    elif kind == "namespace":
+        namespace = wire.as_text(tool.get("name"), f"{where}.name")
+        about = wire.as_text(tool.get("description"), f"{where}.description")
+        for i, item in enumerate(wire.as_list(tool.get("tools"), f"{where}.tools")):
+            for spec in _specs(item, f"{where}.tools[{i}]", loaded=loaded):
+                description = "\n".join(filter(None, (about, spec.description)))
+                name = qualified(spec.name, namespace)
+                yield replace(spec, name=name, description=description, namespace=namespace or None)
+                about = ""
 
 
-def _tool(tool: Mapping[str, Json], where: str, namespace: str = "", about: str = "") -> ToolSpec:
+def _ignored_tools(fields: Mapping[str, Json]) -> list[str]:
+    """Name the types of tools that are not offered, once each."""
+    tools = wire.as_list(fields.get("tools"), "tools")
+    kinds = (tool.get("type", "function") for tool in tools if isinstance(tool, dict))
+    return list(dict.fromkeys(f"tools[{kind}]" for kind in kinds if kind not in (*_CALLABLE, "namespace")))
+
+
+def _tool(tool: Mapping[str, Json], where: str) -> ToolSpec:
     name = wire.as_text(tool.get("name"), f"{where}.name")
     if not name:
         raise ProxyError(f"Expected a name at {where}.name, got none.")
@@ -133,13 +150,8 @@ def _tool(tool: Mapping[str, Json], where: str, namespace: str = "", about: str 
         form = wire.as_object(tool.get("format") or {}, f"{where}.format")
         grammar = wire.as_text(form.get("definition"), f"{where}.format.definition")
         description = "\n".join(filter(None, (description, grammar)))
-    return ToolSpec(
-        qualified(name, namespace),
-        "\n".join(filter(None, (about, description))),
-        _INPUT_SCHEMA if custom else parameters,
-        kind="custom" if custom else "function",
-        namespace=namespace or None,
-    )
+    kind: Literal["function", "custom"] = "custom" if custom else "function"
+    return ToolSpec(name, description, _INPUT_SCHEMA if custom else parameters, kind=kind)
 
 
 def render_completion(completion: Completion, request: ChatRequest) -> bytes:
@@ -246,14 +258,13 @@ def _item_events(item: Mapping[str, Json]) -> Iterator[tuple[str, dict[str, Json
                 ("response.custom_tool_call_input.delta", {"delta": text}),
                 ("response.custom_tool_call_input.done", {"input": text}),
             )
-        case {"arguments": str(text)}:
+        case _:
+            text = str(item["arguments"])
             started["arguments"] = ""
             steps = (
                 ("response.function_call_arguments.delta", {"delta": text}),
                 ("response.function_call_arguments.done", {"arguments": text, "name": item["name"]}),
             )
-        case _:
-            raise AssertionError(item)
     yield "response.output_item.added", {"item": started}
     for kind, fields in steps:
         if fields.get("delta") != "":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-import httpx
 import openai
 import pytest
 from hypothesis import given
@@ -188,6 +189,17 @@ def test_a_request_of_codex_is_read_whole() -> None:
         client_sampling={"reasoning": {"summary": "auto"}, "parallel_tool_calls": True},
         unknown_fields=("novelty", "tools[web_search]"),
     )
+
+
+def test_a_deferred_tool_is_offered_once_an_item_has_brought_it() -> None:
+    later = {"type": "function", "name": "web", "parameters": {}, "defer_loading": True}
+    tools = [later, {"type": "namespace", "name": "n", "description": "N.", "tools": [later, {"name": "now"}]}]
+    hi = {"role": "user", "content": "hi"}
+    assert [tool.name for tool in parse(input=[hi], tools=tools).tools] == ["n__now"]
+    brought = {"type": "additional_tools", "role": "developer", "tools": [later, {"name": "more"}]}
+    request = parse(input=[hi, brought], tools=tools)
+    assert [tool.name for tool in request.tools] == ["n__now", "web", "more"]
+    assert request.messages == (Message("user", "hi"),)
 
 
 def test_a_text_is_a_user_message_and_instructions_are_the_system_message() -> None:
@@ -467,20 +479,30 @@ def test_errors_have_openais_form(kind: Any) -> None:
     assert error["type"].endswith("_error")
 
 
-def sdk(url: str, http: httpx.AsyncClient | None = None) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0, http_client=http)
+def sdk(url: str) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url=url, api_key="x", max_retries=0)
+
+
+@asynccontextmanager
+async def serving(stream: bytes) -> AsyncIterator[str]:
+    """Answer every request with one event stream."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = await reader.readuntil(b"\r\n\r\n")
+        await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split(b"\r\n")[0]))
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + stream)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1") as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/v1"
 
 
 @pytest.mark.parametrize("done", REPLIES)
 def test_the_sdk_reads_every_reply_from_the_stream(done: Completion) -> None:
-    body = stream_bytes(done)
-
     async def test() -> None:
-        transport = httpx.MockTransport(
-            lambda _: httpx.Response(200, content=body, headers={"content-type": "text/event-stream"})
-        )
-        async with sdk("http://x/v1", httpx.AsyncClient(transport=transport)) as client:
-            types, items, final = [], [], None
+        types, items, final = [], [], None
+        async with serving(stream_bytes(done)) as url, sdk(url) as client:
             async for event in await client.responses.create(model="m", input="hi", stream=True):
                 types.append(event.type)
                 if event.type == "response.output_item.done":
