@@ -1,8 +1,7 @@
 """Adapter of Claude Code (npm `@anthropic-ai/claude-code`), on the messages dialect.
 
-Version 2.1 is a native program, 2.0.76 a script for node with side calls of its own around every command. The default
-tool set costs 12k prompt tokens a call; `bare` (about 1k) and `tools` are for small windows. Sub-agents are told apart
-by a header (2.1) or by their system prompt (2.0), compaction by its words.
+The default tool set costs 12k prompt tokens a call; `bare` (about 1k) and `tools` are for small windows. Sub-agents are
+known by a header, compaction by its words; 2.0.76, with side calls around every command, by its system prompts.
 """
 
 from __future__ import annotations
@@ -21,7 +20,8 @@ from harness_adapters.npm import NpmProduct
 
 PACKAGE = "@anthropic-ai/claude-code"
 LATEST = NpmProduct("claude-code", "2.1.332", PACKAGE, f"node_modules/{PACKAGE}-linux-*/claude", native=True)
-OLD = NpmProduct("claude-code", "2.0.76", PACKAGE, f"node_modules/{PACKAGE}/cli.js", spec="claude-code?version=2.0.76")
+OLD_SPEC = "claude-code?version=2.0.76"
+OLD = NpmProduct("claude-code", "2.0.76", PACKAGE, f"node_modules/{PACKAGE}/cli.js", spec=OLD_SPEC)
 PRODUCTS = {product.version: product for product in (LATEST, OLD)}
 SESSION_ID = "c1a76000-0000-4000-8000-000000000001"
 """The same in every rollout: it gets into prompts through the transcript's path, and HOME is private anyway."""
@@ -31,12 +31,14 @@ OFF_SWITCHES = {
     "DISABLE_AUTOUPDATER": "1",
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else the system prompt begins with a nonce
     "IS_SANDBOX": "1",  # else root may not skip permissions
+    "CLAUDE_CODE_MAX_RETRIES": "4",
 }
-OLD_WINDOW = 168_000
-"""2.0.76 takes every model's window for 200k tokens, of which 32k are for the reply."""
+RESERVE = 13_000
+"""2.1 compacts when a reply and so many tokens more would not fit, so a small window would compact at every turn."""
+OTHER_MODELS = ("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
+OLD_WINDOW = 200_000
+"""What 2.0.76 takes every model's window for; it compacts at a share of that less the reply."""
 COMPACTION_WORDS = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
-OLD_COMPACTION_WORDS = "tasked with summarizing conversations"
-OLD_MAIN_WORDS = "You are an interactive CLI tool"
 
 
 class ClaudeCodeHarness(HarnessAdapter):
@@ -59,22 +61,18 @@ class ClaudeCodeHarness(HarnessAdapter):
 
         Args:
             version: 2.1.332 or 2.0.76.
-            bare: its minimal mode, with three tools and two lines of system prompt; not in 2.0.76.
+            bare: its minimal mode, with three tools and two lines of system prompt.
             tools: names to offer instead of the default set, e.g. `("Bash", "Edit", "Read", "Write")`.
             background: whether sub-agents run beside the main agent, or it waits for each; it always waits in 2.0.76.
 
         Raises:
-            HarnessError: another version, or one without a bare mode.
+            HarnessError: no such version, or it has no bare mode.
         """
-        if version not in PRODUCTS:
-            raise HarnessError(f"Expected a version of Claude Code out of {', '.join(PRODUCTS)}, got {version!r}.")
-        if bare and version == OLD.version:
-            raise HarnessError(f"Expected a version with a bare mode, got {version!r}. Use tools=… to make it smaller.")
-        self.product = PRODUCTS[version]
-        self.version = version
-        self.bare = bare
+        if version not in PRODUCTS or (bare and version == OLD.version):
+            known = f"{LATEST.version} for its bare mode" if bare else f"a version out of {', '.join(PRODUCTS)}"
+            raise HarnessError(f"Expected {known}, got {version!r}.")
+        self.product, self.version, self.bare, self.background = PRODUCTS[version], version, bare, background
         self.tools = (tools,) if isinstance(tools, str) else tools if tools is None else tuple(tools)
-        self.background = background
 
     def install(self, cache: Path) -> None:
         self.product.install(cache, log_line)
@@ -97,45 +95,48 @@ class ClaudeCodeHarness(HarnessAdapter):
             "ANTHROPIC_BASE_URL": context.base_url,
             "ANTHROPIC_API_KEY": context.api_key,
             "CLAUDE_CODE_MAX_OUTPUT_TOKENS": str(context.max_tokens),
-            "CLAUDE_CODE_MAX_RETRIES": "4",
-            **(self._old_switches(context) if self.product is OLD else self._switches(context)),
+            # 2.1 takes a model that it does not know to have a window of a million tokens.
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context.context_length * 7 // 8 + RESERVE),
+            **({} if self.background else {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1"}),
+            **(old_switches(context) if self.product is OLD else {}),
         }
         done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
-    def _switches(self, context: HarnessContext) -> dict[str, str]:
-        # An unknown model name is taken to have a window of a million tokens.
-        switches = {"CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(context.context_length)}
-        return switches if self.background else {**switches, "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1"}
-
-    def _old_switches(self, context: HarnessContext) -> dict[str, str]:
-        threshold = 0.8 * (context.context_length - context.max_tokens)
-        models = ("ANTHROPIC_DEFAULT_HAIKU_MODEL", "ANTHROPIC_DEFAULT_SONNET_MODEL", "CLAUDE_CODE_SUBAGENT_MODEL")
-        return {
-            **dict.fromkeys(models, context.model),
-            "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": f"{100 * min(threshold / OLD_WINDOW, 1):.2f}",
-            "DISABLE_PROMPT_CACHING": "1",  # else two sub-agents are called at start to warm a cache that we have not
-        }
-
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
         if any(name.lower() == "x-claude-code-agent-id" for name in headers):
             return "subagent"
-        system = "\n".join(message.content for message in request.messages if message.role == "system")
         last = request.messages[-1] if request.messages else None
-        if OLD_COMPACTION_WORDS in system:
-            return "compaction"
         if last is not None and last.role == "user" and COMPACTION_WORDS in last.content:
             return "compaction"
-        if self.product is OLD and OLD_MAIN_WORDS not in system:
-            return "subagent" if request.tools else "auxiliary"
+        return old_kind(request) if self.product is OLD else None
+
+
+def old_switches(context: HarnessContext) -> dict[str, str]:
+    """Return what 2.0.76 is told. Its summary call holds the whole history, so it must compact early."""
+    share = (context.context_length * 3 / 4 - context.max_tokens) / (OLD_WINDOW - context.max_tokens)
+    return {
+        **dict.fromkeys(OTHER_MODELS, context.model),
+        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": f"{100 * min(share, 1):.2f}",
+        "DISABLE_PROMPT_CACHING": "1",  # else two sub-agents are called at start, to warm a cache that we have not
+    }
+
+
+def old_kind(request: ChatRequest) -> CallKind | None:
+    """Tell the calls of 2.0.76 apart by their system prompts."""
+    system = "\n".join(message.content for message in request.messages if message.role == "system")
+    if "tasked with summarizing conversations" in system:
+        return "compaction"
+    if "You are an interactive CLI tool" in system:
         return None
+    return "subagent" if request.tools else "auxiliary"
 
 
 def mcp_config(context: HarnessContext) -> dict[str, Json]:
-    """Return the file that `--mcp-config` reads."""
+    """Return what `--mcp-config` reads. 2.1 would hide the tools behind its search, were they not always loaded."""
     servers: dict[str, Json] = {
-        server.name: {"command": server.command[0], "args": list(server.command[1:]), "env": dict(server.env)}
-        for server in context.mcp_servers
+        it.name: {"command": it.command[0], "args": [*it.command[1:]], "env": dict(it.env), "alwaysLoad": True}
+        for it in context.mcp_servers
     }
     return {"mcpServers": servers}
 
@@ -146,6 +147,4 @@ def final_answer(stdout: bytes) -> str:
         result = json.loads(stdout)
     except ValueError:
         return ""
-    if not isinstance(result, dict) or result.get("is_error"):
-        return ""
-    return str(result.get("result") or "")
+    return str(result.get("result") or "") if isinstance(result, dict) and not result.get("is_error") else ""

@@ -17,7 +17,7 @@ from clawgym_env.messages import ChatRequest, Dialect, Message, ToolSpec
 from clawgym_env.registry import HARNESSES, NEEDS_OPTIONS, adapter
 from clawgym_env.sandbox.base import WORKDIR, ExecResult
 from clawgym_env.tasks.task import McpServer
-from harness_adapters import claude_code, openclaw, pi
+from harness_adapters import openclaw, pi
 from harness_adapters.claude_code import ClaudeCodeHarness
 from harness_adapters.codex import CodexHarness
 from harness_adapters.mini.adapter import MiniHarness
@@ -109,47 +109,6 @@ def test_pi_compacts_inside_any_window_but_not_before_every_turn(window: int, re
     assert isinstance(keep, int)
     assert reply <= reserve - pi.UNUSED_TAIL <= window // 4, "of the true window"
     assert keep + reserve < window + pi.UNUSED_TAIL
-
-
-def test_claude_code_gets_its_switches_and_the_true_window() -> None:
-    done, sandbox = play(ClaudeCodeHarness(), ExecResult(0, b'{"is_error": false, "result": "Done."}\n', b""))
-    (run,) = sandbox.execs
-    assert run.argv == (
-        "/opt/clawgym/claude-code-2.1.332/program",
-        *("--print", "--model", "policy", "--output-format", "json"),
-        *("--session-id", "c1a76000-0000-4000-8000-000000000001", "--dangerously-skip-permissions"),
-    )
-    assert run.env == {
-        "ANTHROPIC_API_KEY": "sk-dummy",
-        "ANTHROPIC_BASE_URL": "http://127.0.0.1:8080/r/k3y",
-        "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
-        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "32768",
-        "CLAUDE_CODE_MAX_OUTPUT_TOKENS": "2048",
-        "CLAUDE_CODE_MAX_RETRIES": "4",
-        "DISABLE_AUTOUPDATER": "1",
-        "IS_SANDBOX": "1",
-    }
-    assert (run.cwd, run.stdin.decode()) == (WORKDIR, CONTEXT.instruction)
-    assert done.response == "Done."
-
-
-@pytest.mark.parametrize(
-    ("spec", "flags"),
-    [
-        ("claude-code?bare", ("--bare",)),
-        ("claude-code?tools=Bash", ("--tools", "Bash")),
-        ("claude-code?tools=Bash,Edit&bare", ("--bare", "--tools", "Bash,Edit")),
-    ],
-)
-def test_claude_code_can_be_made_smaller(spec: str, flags: tuple[str, ...]) -> None:
-    _, sandbox = play(adapter(spec))
-    assert sandbox.execs[0].argv[-len(flags) :] == flags
-
-
-@pytest.mark.parametrize("stdout", [b"", b"not json", b"[]", b'{"is_error": true, "result": "API Error"}', b"{}"])
-def test_claude_code_without_a_good_result_has_no_answer(stdout: bytes) -> None:
-    assert claude_code.final_answer(stdout) == ""
 
 
 def test_openclaw_runs_one_isolated_turn_on_the_responses_dialect() -> None:
@@ -266,18 +225,6 @@ def test_a_summarizer_call_is_compaction(harness: HarnessAdapter) -> None:
     assert harness.classify(request(SUMMARIZER, Message("user", "u"), tools=()), {}) == "compaction"
     assert harness.classify(request(SUMMARIZER, Message("user", "u")), {}) is None
     assert harness.classify(request(Message("system", "s"), Message("user", "u")), {}) is None
-
-
-@pytest.mark.parametrize(
-    ("last", "headers", "kind"),
-    [
-        ("do it", {}, None),
-        ("do it", {"X-Claude-Code-Agent-Id": "a1"}, "subagent"),
-        (f"do it\n\n{claude_code.COMPACTION_WORDS} Write <analysis>.", {}, "compaction"),
-    ],
-)
-def test_claude_code_calls_are_told_apart(last: str, headers: Mapping[str, str], kind: str | None) -> None:
-    assert ClaudeCodeHarness().classify(request(Message("system", "s"), Message("user", last)), headers) == kind
 
 
 @dataclass(frozen=True)
