@@ -37,8 +37,9 @@ MAX_BODY = 32 << 20
 """Bytes of one request body. A history of 128k tokens is under 1 MB of text; what remains is for images, which are
 read as placeholders."""
 API_VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
-WORKERS = 4
-"""Threads that parse and tokenise."""
+WORKERS = 2
+"""Threads that parse and tokenise. Python code runs in one at a time; a second one uses the time in which the first
+encodes text, which needs no interpreter lock. More of them only keep the event loop waiting for the lock."""
 
 
 class ProxyServer:

@@ -31,9 +31,9 @@ async def answer(
     """
     with session.attached(call):
         try:
-            await connection.until(call.rendered)
-            call.rendered.result()
             if request.stream:
+                await connection.until(call.rendered)
+                call.rendered.result()
                 await _stream(connection, dialect, request, session=session, call=call)
             else:
                 await _whole(connection, dialect, request, session=session, call=call)

@@ -58,11 +58,11 @@ _SETTLES_LATER = ("call_index", "lineage_parent", "kind", "state", "drift_reason
 
 
 def write_calls(rollout_id: str, calls: Sequence[ModelCall]) -> Callable[[sqlite3.Connection], None]:
-    """Return a transaction that stores calls; encoding happens here, in the caller's thread."""
-    rows = [_call_row(rollout_id, call) for call in calls]
+    """Return a transaction that stores calls. They are encoded in it: the caller may be the proxy's event loop."""
 
     def write(connection: sqlite3.Connection) -> None:
-        for row in rows:
+        for call in calls:
+            row = _call_row(rollout_id, call)
             upsert(connection, "calls", row, key=("rollout_id", "id"), update=_SETTLES_LATER)
 
     return write

@@ -120,7 +120,7 @@ class TreeBuilder:
         self._renderer = renderer
         self._classify = classify
         self._transient_suffix = transient_suffix
-        self._stops = np.array(renderer.get_stop_token_ids(), dtype=np.int32)
+        self._stops = frozenset(renderer.get_stop_token_ids())
         self._nodes: list[_Node] = []
         self._calls: list[ModelCall] = []
         self._index = LineageIndex()
@@ -335,12 +335,14 @@ class TreeBuilder:
     def tail(self, prompt: TokenIds) -> list[int]:
         """Return the prompt from its last turn close on: all a bridge looks at, at a cost that does not grow."""
         window = 64
-        ends = np.flatnonzero(np.isin(prompt[-window:], self._stops))
-        while not len(ends) and window < len(prompt):
+        while True:
+            tail: list[int] = prompt[-window:].tolist()
+            for at in range(len(tail) - 1, -1, -1):
+                if tail[at] in self._stops:
+                    return tail[at:]
+            if window >= len(prompt):
+                return tail
             window *= 8
-            ends = np.flatnonzero(np.isin(prompt[-window:], self._stops))
-        tail: list[int] = (prompt[-window:][ends[-1] :] if len(ends) else prompt).tolist()
-        return tail
 
     def _drift(self, view: RequestView, *, spliced: bool) -> str | None:
         if view.parent is None:
