@@ -7,6 +7,8 @@ what was found and what to do next.
 
 from __future__ import annotations
 
+import shlex
+
 
 class ClawGymError(Exception):
     """Root of every error this project raises on purpose."""
@@ -28,7 +30,7 @@ class HarnessNotInstalled(HarnessError):
     """The harness is not in the install cache; the message holds the command that installs it."""
 
     def __init__(self, name: str) -> None:
-        super().__init__(f"Expected harness {name!r} to be installed. Run: clawgym install {name}")
+        super().__init__(f"Expected harness {name!r} to be installed. Run: clawgym install {shlex.quote(name)}")
         self.name = name
 
     def __reduce__(self) -> tuple[type[HarnessNotInstalled], tuple[str]]:

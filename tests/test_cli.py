@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -11,9 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from clawgym_env import cli
+from clawgym_env import cli, registry
+from clawgym_env.errors import HarnessError
 from clawgym_env.testing import is_running
 from clawgym_env.trace.store import RolloutStore
+from harness_adapters.noop import NoopHarness
 
 ROOT = Path(__file__).parents[1]
 FAKES = ["--sandbox", "clawgym_env.testing:FakeBackend", "--harness", "clawgym_env.testing:InProcessHarness"]
@@ -99,6 +102,37 @@ def test_what_is_not_installed_or_built_names_its_command(
     assert "Run: clawgym policy build tiny" in capsys.readouterr().err
     assert cli.main(["rollout", "--harness", "pi"]) == 2
     assert "Run: clawgym install pi" in capsys.readouterr().err
+
+
+class _Installs(NoopHarness):
+    """Installs itself, unless it is the broken one."""
+
+    def __init__(self, *, broken: bool = False) -> None:
+        self._broken = broken
+
+    def install(self, cache: Path) -> None:
+        if self._broken:
+            raise HarnessError("Expected a build for this processor, got none.")
+        logging.getLogger("harness_adapters.test").info("toy 1.0: 3 MB in 1 s.")
+
+
+def _broken() -> _Installs:
+    return _Installs(broken=True)
+
+
+def test_install_all_says_what_it_does_and_goes_on_after_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(registry, "HARNESSES", {"bad": f"{__name__}:_broken", "toy": f"{__name__}:_Installs"})
+    monkeypatch.setattr(registry, "MCP_SERVERS", {})
+    assert cli.main(["install", "toy"]) == 0
+    assert cli.main(["install", "all"]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == 2 * "toy 1.0: 3 MB in 1 s.\n"
+    assert printed.err == (
+        "bad: Expected a build for this processor, got none.\n"
+        "clawgym: Expected to install every harness, got no bad; the reasons are above.\n"
+    )
 
 
 def test_tasks_check_counts_sound_tasks_and_names_the_broken_file(

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from tyro.conf import Positional
 
 from clawgym_env import registry
 from clawgym_env.cache import cache_dir
+from clawgym_env.errors import HarnessError
 from clawgym_env.tasks.loading import load_tasks
 
 
@@ -16,12 +20,21 @@ def install_command(name: Positional[str]) -> None:
     """Put a harness into the cache, or every one: clawgym install pi|claude-code|…|all.
 
     Args:
-        name: which; options as in "claude-code?version=2.0.76".
+        name: which; options as in "claude-code?version=2.0.76". Of all, what cannot be installed here is left out.
     """
-    logging.getLogger("harness_adapters").setLevel(logging.INFO)
     everything = [spec for spec in registry.HARNESSES if spec not in registry.NEEDS_OPTIONS]
-    for spec in (*everything, *registry.MCP_SERVERS) if name == "all" else (name,):
-        registry.installable(spec).install(cache_dir())
+    failed = []
+    with _printed("harness_adapters"):
+        for spec in (*everything, *registry.MCP_SERVERS) if name == "all" else (name,):
+            try:
+                registry.installable(spec).install(cache_dir())
+            except HarnessError as error:
+                if name != "all":
+                    raise
+                print(f"{spec}: {error}", file=sys.stderr)
+                failed.append(spec)
+    if failed:
+        raise HarnessError(f"Expected to install every harness, got no {', '.join(failed)}; the reasons are above.")
 
 
 def policy_command(action: Positional[Literal["build"]], name: Positional[str]) -> None:
@@ -45,3 +58,19 @@ def tasks_command(action: Positional[Literal["check"]], path: Positional[str]) -
     tasks = load_tasks(path)
     count = sum(1 for task in tasks for file in (*task.files, *task.hidden_files) if file.read() is not None)
     print(f"{len(tasks)} tasks with {count} files: sound as far as reading tells")
+
+
+@contextmanager
+def _printed(logger_name: str) -> Iterator[None]:
+    """Print what a logger says of its progress, as it is."""
+    logger, handler = logging.getLogger(logger_name), logging.StreamHandler(sys.stdout)
+    level, propagates = logger.level, logger.propagate
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+        logger.propagate = propagates

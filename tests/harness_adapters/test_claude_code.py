@@ -80,7 +80,7 @@ def test_the_old_claude_code_is_a_script_for_node_that_calls_no_other_model(tmp_
     assert run.env["CLAUDE_CODE_SUBAGENT_MODEL"] == run.env["ANTHROPIC_DEFAULT_HAIKU_MODEL"] == "policy"
     assert run.env["DISABLE_PROMPT_CACHING"] == "1"
     assert adapter(OLD).version == "2.0.76"
-    with pytest.raises(HarnessNotInstalled, match=r"clawgym install claude-code\?version=2\.0\.76"):
+    with pytest.raises(HarnessNotInstalled, match=r"clawgym install 'claude-code\?version=2\.0\.76'"):
         adapter(OLD).mounts(tmp_path)
 
 
