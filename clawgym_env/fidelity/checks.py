@@ -141,9 +141,8 @@ def as_expected(tree: PrefixTree, expect: Expectation, *, segments: int, append_
     if subagents != expect.subagent_calls:
         yield Problem(f"Expected {expect.subagent_calls} calls of sub-agents, got {subagents}")
     kept = sum(path.kind == "main" for path in tree.trajectories())
-    if kept != segments * expect.kept_per_segment:
-        each = "" if expect.kept_per_segment == 1 else f", {expect.kept_per_segment} each"
-        yield Problem(f"Expected kept main trajectories for {segments} segments{each}, got {kept}")
+    if kept != segments:
+        yield Problem(f"Expected one kept main trajectory for each of {segments} segments, got {kept}")
     if (forks := count_forks(tree)) > expect.forks:
         yield Problem(f"Expected at most {expect.forks} main calls off the kept path, got {forks}")
     for call in main:

@@ -6,26 +6,52 @@ touches the invariants (identical tokens, history chain, buckets), only what the
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import TypedDict
 
 from clawgym_env.fidelity.scenarios import Expectation, Scenario
 
-NO_SUBAGENTS = Expectation(skip="has no sub-agents")
-NO_COMPACTION = Expectation(skip="does not compact")
 
-EXCEPTIONS: Mapping[str, Mapping[str, Expectation]] = MappingProxyType(
+class Change(TypedDict, total=False):
+    """Fields of an `Expectation` that are other ones for a harness."""
+
+    files: Mapping[str, str]
+    main_calls: int | None
+    subagent_calls: int
+    forks: int
+    drift: frozenset[str]
+    skip: str
+
+
+_NO_SUBAGENTS = Change(skip="has no sub-agents")
+_NO_COMPACTION = Change(skip="does not compact")
+_ONE_DROPPED = Change(forks=1)
+
+EXCEPTIONS: Mapping[str, Mapping[str, Change]] = MappingProxyType(
     {
-        "mini": {
-            "compaction": NO_COMPACTION,
-            "sub-agent": NO_SUBAGENTS,
-        },
-        "pi": {"sub-agent": NO_SUBAGENTS},
+        "mini": {"sub-agent": _NO_SUBAGENTS, "compaction": _NO_COMPACTION},
+        "pi": {"sub-agent": _NO_SUBAGENTS},
         # Sends the same request again with a remark inside the first message, without the empty reply.
-        "claude-code": {"empty-reply": Expectation(forks=1)},
+        "claude-code": {"empty-reply": _ONE_DROPPED},
+        # Drops every reply it rejects and says why.
+        "mini-swe-agent": {
+            "sub-agent": _NO_SUBAGENTS,
+            "compaction": _NO_COMPACTION,
+            "malformed-arguments": _ONE_DROPPED,
+            "unknown-tool": _ONE_DROPPED,
+            "empty-reply": _ONE_DROPPED,
+            "length-stop": _ONE_DROPPED,
+        },
+        "openclaw": {
+            "sub-agent": Change(skip="has no sub-agents in one-shot runs"),
+            # Asks once more, with the same request.
+            "malformed-arguments": _ONE_DROPPED,
+        },
     }
 )
-"""Harness (with options where they matter) to scenario to what is expected there instead."""
+"""Harness (with options where they matter) to scenario to what is expected otherwise there."""
 
 
 def expectation(harness: str, scenario: Scenario) -> Expectation:
@@ -35,7 +61,7 @@ def expectation(harness: str, scenario: Scenario) -> Expectation:
         harness: a name, options as in "openclaw?api=chat"; an entry with the same options wins over one without.
     """
     for name in (harness, harness.partition("?")[0]):
-        found = EXCEPTIONS.get(name, {}).get(scenario.name)
-        if found is not None:
-            return found
+        change = EXCEPTIONS.get(name, {}).get(scenario.name)
+        if change is not None:
+            return dataclasses.replace(scenario.expect, **change)
     return scenario.expect

@@ -121,8 +121,9 @@ class FidelityReport:
 
     @property
     def passed(self) -> bool:
-        """Whether no scenario failed."""
-        return all(result.verdict != "FAIL" for result in self.results)
+        """Whether no scenario failed, and some scenario applied."""
+        verdicts = {result.verdict for result in self.results}
+        return "FAIL" not in verdicts and "ok" in verdicts
 
     @property
     def first_divergence(self) -> Divergence | None:

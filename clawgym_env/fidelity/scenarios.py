@@ -64,8 +64,6 @@ class Expectation:
     """Main calls the harness did not go on from, at most."""
     drift: frozenset[str] = frozenset()
     """Reasons for which a call may restart its tokens."""
-    kept_per_segment: int = 1
-    """Kept main trajectories for each stretch between two compactions."""
     skip: str = ""
     """Why the harness is not held to the scenario at all."""
 

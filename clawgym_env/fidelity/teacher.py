@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -18,9 +18,9 @@ import numpy as np
 from clawgym_env.engine.base import Generation, Logprobs, SamplingParams, TokenIds, VersionSpan
 from clawgym_env.errors import EngineError
 from clawgym_env.fidelity.scenarios import CHILD_MARK, INSTRUCTION, SUMMARY, Progress, Scenario, Turn
-from clawgym_env.fidelity.tools import Toolbox, ToolMissing
+from clawgym_env.fidelity.tools import Toolbox, Unsayable
 from clawgym_env.harness import HarnessAdapter
-from clawgym_env.messages import ChatRequest, Message, ToolCall
+from clawgym_env.messages import ChatRequest, Json, Message, ToolCall
 from clawgym_env.policy import PolicyText
 from clawgym_env.rendering import message_dicts, parse_reply, tool_dicts
 from clawgym_env.tokenizer import TextTokenizer
@@ -74,7 +74,7 @@ class TeacherEngine:
         self.segments = 1
         """Stretches of the main agent's history between two compactions, as the requests show them."""
         self.missing = ""
-        """Which tool the script wanted and the harness does not offer, or what the template cannot express."""
+        """Why a turn of the script could not be said."""
         self.hang_up_due = False
         """Whether the next last byte is to be lost; whoever cuts the connection clears it."""
         self.hung_up = False
@@ -144,11 +144,18 @@ class TeacherEngine:
         return "auxiliary" if self._seen_tools and not request.tools else "main"
 
     def _say(self, role: Role, request: ChatRequest) -> tuple[list[int], Literal["stop", "length"]]:
+        try:
+            return write_turn(self._text, self._turn(role, request), request)
+        except Unsayable as error:
+            self.missing = str(error)
+            raise EngineError(f"Expected a turn of the script, got none: {error}.") from error
+
+    def _turn(self, role: Role, request: ChatRequest) -> Turn:
         turn = self._turns[role]
         self._turns[role] += 1
         if role in ("compaction", "auxiliary"):
             self._summarised = self._summarised or role == "compaction"
-            return write_turn(self._text, Turn(SUMMARY), request)
+            return Turn(SUMMARY)
         if role == "main":
             if self._summarised:
                 self._summarised = False
@@ -157,52 +164,57 @@ class TeacherEngine:
             self.hang_up_due = self._scenario.fault == "hang_up" and turn == 1
         script = self._scenario.main if role == "main" or self._scenario.child is None else self._scenario.child
         progress = Progress(turn, self.segments - 1, turn - self._compacted_at, self._rows)
-        try:
-            return write_turn(self._text, script(progress)(Toolbox(request), progress), request)
-        except ToolMissing as error:
-            self.missing = str(error)
-            return write_turn(self._text, Turn("The script cannot go on here."), request)
+        return script(progress)(Toolbox(request), progress)
 
 
 def write_turn(text: PolicyText, turn: Turn, request: ChatRequest) -> tuple[list[int], Literal["stop", "length"]]:
     """Encode a turn as the policy would have sampled it, its closing id last unless it is cut.
 
     Raises:
-        ToolMissing: the turn has broken arguments and this template's calls cannot be broken.
-        EngineError: the renderer writes a reply in other tokens than it asks for one.
+        Unsayable: no reply of this template reads back as this turn.
     """
-    renderer = text.renderer
-    calls = tuple(
-        ToolCall(f"scripted{number}", call.name, json.dumps(dict(call.arguments), ensure_ascii=False))
-        for number, call in enumerate(turn.calls)
-    )
-    ids = _sampled_part(renderer, Message("assistant", turn.text, None, calls), request)
-    stops = set(renderer.get_stop_token_ids())
-    end = next((at for at, token in enumerate(ids) if token in stops), len(ids))
-    body, closer = ids[:end], ids[end : end + 1] or [renderer.get_stop_token_ids()[0]]
-    if turn.broken:
-        body = _without_end_of_arguments(text.tokenizer, body)
-        parsed = parse_reply(renderer, [*body, *closer], request.tools).tool_calls
-        if not parsed or _is_object(parsed[-1][1]):
-            raise ToolMissing("calls of this template cannot hold arguments that are no JSON")
-    return (body, "length") if turn.cut else ([*body, *closer], "stop")
+    calls = [(call.name, json.dumps(dict(call.arguments), ensure_ascii=False)) for call in turn.calls]
+    # Some templates have no room for words beside a call.
+    for words in (turn.text, "") if calls else (turn.text,):
+        message = Message("assistant", words, None, tuple(ToolCall(f"scripted{n}", *c) for n, c in enumerate(calls)))
+        body, closer = _sampled_part(text.renderer, message, request)
+        if turn.broken:
+            body = _without_end_of_arguments(text.tokenizer, body)
+        read = parse_reply(text.renderer, [*body, closer], request.tools).tool_calls
+        if turn.broken and read and _object(read[-1][1]) is None:
+            break
+        if not turn.broken and [(name, _object(said)) for name, said in read] == [(n, _object(a)) for n, a in calls]:
+            break
+    else:
+        what = "arguments that are no JSON" if turn.broken else f"{len(calls)} calls in one reply"
+        raise Unsayable(f"the policy's template has no way to write {what}")
+    return (body, "length") if turn.cut else ([*body, closer], "stop")
 
 
-def _sampled_part(renderer: Renderer, reply: Message, request: ChatRequest) -> list[int]:
-    """Return what a reply adds to the prompt that asks for it."""
+def _sampled_part(renderer: Renderer, reply: Message, request: ChatRequest) -> tuple[list[int], int]:
+    """Return what a reply adds to the prompt that asks for it, and the id that closes it.
+
+    Raises:
+        Unsayable: the renderer writes a reply in other tokens than it asks for one.
+    """
+    stops = renderer.get_stop_token_ids()
     question = [Message("user", "?")]
+    call_id = reply.tool_calls[0].id if reply.tool_calls else None
+    following = Message("user", "!") if call_id is None else Message("tool", "!", tool_call_id=call_id)
     tools = tool_dicts(request.tools)
     prompt = renderer.render_ids(message_dicts(question), tools=tools, add_generation_prompt=True)
     # A template that opens a reasoning block in its prompt has to be given some reasoning.
     for reasoning in (None, "The script says so."):
         said = Message("assistant", reply.content, reasoning, reply.tool_calls)
-        whole = renderer.render_ids(message_dicts([*question, said]), tools=tools)
-        if whole[: len(prompt)] == prompt:
-            return whole[len(prompt) :]
-    raise EngineError(
-        f"Expected {type(renderer).__name__} to write a reply behind the prompt that asks for it, got other tokens. "
-        "The conformance suite cannot script this template."
-    )
+        # Where a turn has no close of its own, what opens the next one ends it.
+        for later in ((), (following,)):
+            ids = renderer.render_ids(message_dicts([*question, said, *later]), tools=tools)
+            if ids[: len(prompt)] != prompt:
+                continue
+            end = next((at for at in range(len(prompt), len(ids)) if ids[at] in stops), None)
+            if end is not None:
+                return ids[len(prompt) : end], ids[end]
+    raise Unsayable(f"{type(renderer).__name__} writes a reply in other tokens than it asks for one")
 
 
 def _without_end_of_arguments(tokenizer: TextTokenizer, body: list[int]) -> list[int]:
@@ -217,5 +229,5 @@ def _without_end_of_arguments(tokenizer: TextTokenizer, body: list[int]) -> list
     return body[:first] + body[last + 1 :]
 
 
-def _is_object(arguments: str) -> bool:
-    return ToolCall("", "", arguments).parsed_arguments() is not None
+def _object(arguments: str) -> Mapping[str, Json] | None:
+    return ToolCall("", "", arguments).parsed_arguments()

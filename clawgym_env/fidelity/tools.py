@@ -72,8 +72,8 @@ _ENDING_COMMAND = "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 """How mini-swe-agent wants to be told that the work is done; its prompt says so."""
 
 
-class ToolMissing(Exception):
-    """The harness offers no tool for this purpose."""
+class Unsayable(Exception):
+    """A scripted turn cannot be said here: the harness offers no tool for it, or the template cannot write it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Toolbox:
         """Return a call that runs a command.
 
         Raises:
-            ToolMissing: as every method here does where no tool fits.
+            Unsayable: as every method here does where no tool fits.
         """
         return self._call("shell", command)
 
@@ -110,7 +110,7 @@ class Toolbox:
             tool = self._find("write")
             target = _argument(tool, _PATH_ARGUMENT)
             return self._call("write", content, {target: path})
-        except ToolMissing:
+        except Unsayable:
             return self.shell(f"printf '%s' '{content}' > '{path}'")
 
     def spawn(self, task: str) -> Call:
@@ -121,7 +121,7 @@ class Toolbox:
         """Return a call that waits for the sub-agents named in the latest tool result; None where none is needed."""
         try:
             tool = self._find("wait")
-        except ToolMissing:
+        except Unsayable:
             return None
         results = [message.content for message in self._request.messages if message.role == "tool"]
         names: list[Json] = list(dict.fromkeys(_AGENT_ID.findall(results[-1]))) if results else []
@@ -135,7 +135,7 @@ class Toolbox:
         """Return the call that ends this agent's work where a plain answer does not."""
         try:
             return self._call("finish", answer)
-        except ToolMissing:
+        except Unsayable:
             pass
         if any(_ENDING_COMMAND.split()[1] in message.content for message in self._request.messages[:2]):
             return self.shell(_ENDING_COMMAND)
@@ -152,7 +152,7 @@ class Toolbox:
             for tool in self._tools:
                 if re.fullmatch(pattern, _plain(tool.name)) and _has_argument(tool, _TEXT_ARGUMENT[purpose]):
                     return tool
-        raise ToolMissing(f"no {purpose} tool among {', '.join(tool.name for tool in self._tools) or 'none'}")
+        raise Unsayable(f"no {purpose} tool among {', '.join(tool.name for tool in self._tools) or 'none'}")
 
     def _call(self, purpose: Purpose, text: str, more: Mapping[str, Json] | None = None) -> Call:
         tool = self._find(purpose)
@@ -195,7 +195,7 @@ def _argument(tool: ToolSpec, patterns: Sequence[str]) -> str:
         for name in _properties(tool):
             if re.fullmatch(pattern, name.lower()):
                 return name
-    raise ToolMissing(f"no argument like {patterns[0]} in tool {tool.name}")
+    raise Unsayable(f"no argument like {patterns[0]} in tool {tool.name}")
 
 
 def _required(tool: ToolSpec) -> dict[str, Json]:

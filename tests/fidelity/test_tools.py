@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from clawgym_env.fidelity.tools import Call, Toolbox, ToolMissing
+from clawgym_env.fidelity.tools import Call, Toolbox, Unsayable
 from clawgym_env.messages import ChatRequest, Json, Message, ToolSpec
 
 
@@ -128,6 +128,6 @@ def test_an_agent_ends_its_work_the_way_its_harness_wants() -> None:
 def test_what_is_not_offered_is_missing() -> None:
     box = toolbox(tool("read", {"path": TEXT}), ToolSpec("bash", "", {}, kind="custom"))
     for missing in (lambda: box.shell("ls"), lambda: box.write("/w/a.txt", "hi"), lambda: box.spawn("go")):
-        with pytest.raises(ToolMissing, match="read"):
+        with pytest.raises(Unsayable, match="read"):
             missing()
     assert box.unknown().name not in ("read", "bash")
