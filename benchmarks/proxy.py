@@ -33,6 +33,7 @@ import tyro
 from proxy_load import REPLY_TOKENS, Seen, Target, Work, load, prose, upstream
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from clawgym_env._loop import new_event_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Generation, SamplingParams, TokenIds, VersionSpan
 from clawgym_env.engine.scripted import ScriptedEngine
@@ -157,7 +158,8 @@ def ours(work: Work, folder: Path, pipe: multiprocessing.connection.Connection) 
             await server.close()
         pipe.send((lags, _same_calls(trees, folder)))
 
-    asyncio.run(main())
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:  # as the environments and `clawgym proxy` do
+        runner.run(main())
 
 
 def _same_calls(trees: Sequence[PrefixTree], folder: Path) -> int:

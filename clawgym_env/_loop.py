@@ -20,11 +20,21 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 
+def new_event_loop() -> asyncio.AbstractEventLoop:
+    """Return uvloop's, which serves sockets for less, where it is there: uvicorn brings it on Linux."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
+
+
 class BackgroundLoop:
     """An event loop in a daemon thread of its own."""
 
     def __init__(self) -> None:
-        self._loop = asyncio.new_event_loop()
+        self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="clawgym-loop", daemon=True)
         self._thread.start()
         atexit.register(self.close)

@@ -11,6 +11,7 @@ from pathlib import Path
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from clawgym_env import registry
+from clawgym_env._loop import new_event_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.trace.store import RolloutStore
@@ -42,7 +43,8 @@ class ProxyArgs:
 
 def proxy_command(args: OmitArgPrefixes[FlagCreatePairsOff[ProxyArgs]]) -> None:
     """Run the proxy alone, for a harness that you start yourself: POST /rollouts on its admin port opens one."""
-    asyncio.run(_serve_proxy(args))
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(_serve_proxy(args))
 
 
 async def _serve_proxy(args: ProxyArgs) -> None:
