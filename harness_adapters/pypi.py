@@ -110,7 +110,10 @@ class PypiProduct:
         command = [str(host_python()), "-I", "-S", str(stage / LINK), "--help"]
         with tempfile.TemporaryDirectory() as home:
             env = {"PATH": os.defpath, "HOME": home}
-            done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=env, timeout=VERIFY_S)
+            try:
+                done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, env=env, timeout=VERIFY_S)
+            except (OSError, subprocess.TimeoutExpired) as error:
+                raise HarnessError(f"Expected {self.name} to start here, got: {error}") from error
         if done.returncode != 0:
             raise HarnessError(f"Expected {self.name} --help to work here, got: {tail(done.stdout + done.stderr)}")
 

@@ -1,8 +1,10 @@
-"""The install cache: whole or not at all, one installer at a time, and errors that show what npm said."""
+"""The install cache: whole or not at all, one installer at a time, and errors that show what npm or pip said."""
 
 from __future__ import annotations
 
+import subprocess
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from clawgym_env.errors import HarnessError
 from harness_adapters.node import node_folder
 from harness_adapters.npm import NpmProduct
+from harness_adapters.pypi import PypiProduct, host_python
 from harness_adapters.staging import staged, tail
 
 PRODUCT = NpmProduct("toy", "1.2.3", "@toy/agent", "node_modules/*/cli.js")
@@ -117,3 +120,57 @@ def test_a_cache_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_the_end_of_an_output_is_kept() -> None:
     assert tail(b"1\n2\n3\n", lines=2) == "2\n3"
     assert tail(b"") == "no output"
+
+
+def toy_wheel(folder: Path, code: str) -> Path:
+    """Write a wheel with one module, and the lock file of a product that is nothing else."""
+    wheel = folder / "toy-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("toy.py", code)
+        archive.writestr("toy-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy\nVersion: 1.0\n")
+        archive.writestr("toy-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        archive.writestr("toy-1.0.dist-info/RECORD", "")
+    lock = folder / "toy_lock.txt"
+    lock.write_text(f"{wheel}\n")
+    return lock
+
+
+def test_a_python_product_runs_on_the_sandboxs_python_and_its_own_packages_alone(tmp_path: Path) -> None:
+    extra = tmp_path / "extra.py"
+    extra.write_text("WORD = 'ours'\n")
+    lock = toy_wheel(
+        tmp_path, "import extra, sys\n\ndef main():\n    print(extra.WORD, sys.argv[1:], sys.flags.isolated)\n"
+    )
+    product = PypiProduct("toy", "1.0", lock, "toy.main", modules=(extra,))
+    lines: list[str] = []
+    product.install(tmp_path, lines.append)
+    product.install(tmp_path, lines.append)
+    folder = product.folder(tmp_path)
+    assert "fetching" in lines[0]
+    assert "MB in" in lines[1]
+    assert "is installed" in lines[2]
+    assert list(folder.glob("packages/__pycache__/toy.*.pyc"))
+    work = tmp_path / "work"
+    work.mkdir()
+    (work / "extra.py").write_text("WORD = 'the task's'\n")
+    argv = [host_python(), *product.argv[1:-1], folder / "program", "x"]
+    done = subprocess.run(argv, cwd=work, env={"PYTHONPATH": str(work)}, capture_output=True, text=True, check=True)
+    assert done.stdout == "ours ['x'] 1\n"
+    assert product.argv[-1] == f"{product.mounts(tmp_path)[0].target}/program"
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        ("def main(): raise SystemExit('no build')", "Expected toy --help to work here, got: no build"),
+        (None, "Expected pip to install toy_lock.txt(.|\n)*toy-9.9"),
+    ],
+)
+def test_a_python_product_that_fails_says_why_and_leaves_nothing(tmp_path: Path, code: str | None, words: str) -> None:
+    lock = toy_wheel(tmp_path, code or "")
+    if code is None:
+        lock.write_text(f"{tmp_path}/toy-9.9-py3-none-any.whl\n")
+    product = PypiProduct("toy", "1.0", lock, "toy.main")
+    with pytest.raises(HarnessError, match=words):
+        product.install(tmp_path, print)
+    assert [path.suffix for path in (tmp_path / "harnesses").iterdir()] == [".lock"]
