@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, TypeVar
 from clawgym_env.engine.base import Engine, Generation, SamplingParams
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, ToolCall
+from clawgym_env.proxy.wire import write_json
 from clawgym_env.rendering import parse_reply
 from clawgym_env.rollout import StopReason
 from clawgym_env.tasks.task import Limits
@@ -48,6 +49,12 @@ send what it likes to its key, and must not fill the controller's memory."""
 MAX_OVERFLOWS = 32
 """Refusals in a row after which the rollout is over: OpenHands condenses and retries for ever."""
 REQUEST_LOG = 256
+RECORDED_BYTES = 16 << 10
+"""Of one request, for the log, as JSON; what does not fit is left out."""
+UNKNOWN_FIELDS = 256
+"""Names kept of one rollout."""
+MAX_NAME = 1000
+"""Characters of a model's name, which every event of a stream repeats, and of a field's that is kept."""
 PARSER_TAIL = 256
 """How many prompt ids a reply parser gets: enough for the last turn's header and a prefilled channel."""
 GENERATE_ATTEMPTS = 2
@@ -209,15 +216,21 @@ class RolloutSession:
             The canonical request and its digest: equal digests are the same request.
 
         Raises:
-            ProxyError: the body is no request of this dialect, or nests too deeply.
+            ProxyError: the body is no request of this dialect, nests too deeply, or is of a size no harness sends.
         """
         with _bounded_depth():
             sent = dialect.parse_request(body, path)
+            self._require_usual_size(sent)
             request = sent if self._adapter is None else self._adapter.rewrite(sent)
             transcript = self._builder.transcribe(request)
-        # With the transcript's messages, of which those sent before are shared with earlier calls.
-        rewritten = request is not sent and request != sent
-        request = dataclasses.replace(request, messages=transcript.messages, rewritten=rewritten)
+            request = dataclasses.replace(
+                request,
+                # Those of the transcript: what was sent before is shared with earlier calls.
+                messages=transcript.messages,
+                rewritten=request is not sent and request != sent,
+                client_sampling=_recorded(request.client_sampling),
+                unknown_fields=tuple(name for name in request.unknown_fields if len(name) <= MAX_NAME)[:UNKNOWN_FIELDS],
+            )
         kinds = [(tool.kind, tool.namespace) for tool in request.tools]
         rest = repr((request.dialect, request.model, kinds, request.max_tokens, request.stop)).encode()
         return request, hashlib.blake2b(transcript.letters[-1] + transcript.tools + rest, digest_size=16).digest()
@@ -261,7 +274,7 @@ class RolloutSession:
         self._require_open()
         now = time.monotonic()
         self.last_request_at = self._changed_at = now
-        self.unknown_fields.update(request.unknown_fields)
+        self.unknown_fields.update(request.unknown_fields[: UNKNOWN_FIELDS - len(self.unknown_fields)])
         self.requests.append(RequestRecord(request.model, request.max_tokens, request.client_sampling))
         joined = self._joinable.get(digest)
         if joined is not None:
@@ -519,6 +532,15 @@ class RolloutSession:
             self._pending.discard(call)
             self._tell_if_idle()
 
+    def _require_usual_size(self, request: ChatRequest) -> None:
+        if len(request.model) > MAX_NAME:
+            raise ProxyError(f"Expected a model of at most {MAX_NAME} characters, got {len(request.model)}.")
+        if len(request.messages) > self.context_length:  # before a million of them are digested and remembered
+            raise ProxyError(
+                f"Expected at most {self.context_length} messages, one for each token of the window, got "
+                f"{len(request.messages)}."
+            )
+
     def _require_open(self) -> None:
         if self.closed.done():
             raise SessionClosed("The rollout of this key is over.")
@@ -540,6 +562,18 @@ def _bounded_depth() -> Iterator[None]:
         yield
     except RecursionError as error:
         raise ProxyError("Expected values of at most some hundred levels, got deeper ones.") from error
+
+
+def _recorded(sampling: Mapping[str, Json]) -> dict[str, Json]:
+    """Return what is kept of a client's sampling parameters: its body may hold megabytes under their names."""
+    kept: dict[str, Json] = {}
+    room = RECORDED_BYTES
+    for name, value in sampling.items():
+        size = len(name) + len(write_json(value))
+        if size <= room:
+            kept[name] = value
+            room -= size
+    return kept
 
 
 def cut_at_stop(text: str, stops: tuple[str, ...]) -> tuple[str, str | None]:

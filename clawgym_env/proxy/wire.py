@@ -26,6 +26,9 @@ STATUS: Mapping[ErrorKind, int] = {"invalid_request": 400, "not_found": 404, "to
 MAX_MESSAGE = 500
 """Characters of an error message: it quotes what the client sent, which may be megabytes."""
 
+MAX_STOPS = 256
+"""Every reply is searched for each of a request's stop sequences; APIs take 4 to some dozens."""
+
 TEXT_SEPARATOR = "\n"
 """Between the text parts of one message. A single part equals the same text as a plain string."""
 
@@ -146,6 +149,8 @@ def as_budget(value: Json, where: str) -> int | None:
 def as_stops(value: Json, where: str) -> tuple[str, ...]:
     """Return stop sequences: null, one string or an array of strings; empty ones are dropped."""
     values = [value] if isinstance(value, str) else as_list(value, where)
+    if len(values) > MAX_STOPS:
+        raise ProxyError(f"Expected at most {MAX_STOPS} stop sequences at {where}, got {len(values)}.")
     return tuple(text for text in (as_text(item, f"{where}[]") for item in values) if text)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +15,12 @@ from proxy_rig import CHAT, MESSAGES, GatedEngine, Rig, ask, eventually, run, ru
 
 from clawgym_env.engine.base import Generation, SamplingParams, TokenIds
 from clawgym_env.engine.scripted import ScriptedEngine, ScriptedReply, tool_call
+from clawgym_env.messages import ChatRequest
 from clawgym_env.proxy import chat
-from clawgym_env.proxy.session import SessionSettings, cut_at_stop
+from clawgym_env.proxy.session import UNKNOWN_FIELDS, SessionSettings, cut_at_stop
 from clawgym_env.rollout import StopReason
 from clawgym_env.tasks.task import Limits
+from clawgym_env.testing import InProcessHarness
 from clawgym_env.trace.calls import ModelCall
 
 
@@ -38,6 +42,34 @@ def test_an_identical_request_joins_the_call_in_flight() -> None:
             assert answers[0].json()["id"] == answers[1].json()["id"]
             assert engine.started == 1
             assert len(await rig.session.settle()) == 1
+
+    run(test)
+
+
+class Stamped(InProcessHarness):
+    """A harness that stamps some messages with the time."""
+
+    def rewrite(self, request: ChatRequest) -> ChatRequest:
+        messages = tuple(
+            dataclasses.replace(message, content=re.sub(r"at \d\d:\d\d", "at 00:00", message.content))
+            for message in request.messages
+        )
+        return dataclasses.replace(request, messages=messages)
+
+
+def test_requests_that_differ_in_what_the_adapter_rewrites_are_one_and_are_counted() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine, adapter=Stamped()) as rig:
+            first = asyncio.create_task(rig.post(CHAT, ask("at 12:01")))
+            await eventually(lambda: engine.started == 1)
+            second = asyncio.create_task(rig.post(CHAT, ask("at 12:02")))
+            await eventually(lambda: len(rig.session.requests) == 2)
+            engine.gate.set()
+            answers = await asyncio.gather(first, second)
+            assert answers[0].json()["id"] == answers[1].json()["id"]
+            await rig.post(CHAT, ask("nothing to rewrite"))
+            assert (rig.session.num_calls, rig.session.num_rewritten_calls) == (2, 1)
 
     run(test)
 
@@ -116,6 +148,35 @@ def test_a_turn_is_given_up_after_the_grace_time() -> None:
             engine.gate.set()
             assert content(await rig.post(CHAT, ask())) == "hello"
             assert engine.started == 2
+
+    run(test)
+
+
+def test_what_is_kept_of_requests_does_not_grow_with_what_an_agents_code_sends() -> None:
+    async def test() -> None:
+        async with running(limits=Limits(max_calls=1)) as rig:
+            heavy = ask(temperature=0.5, tool_choice=["x" * 99] * 1000, **{f"field{i}": i for i in range(1000)})
+            await rig.post(CHAT, heavy)
+            for i in range(3):  # the budget is spent: a held request leaves no more behind
+                body = ask(f"again {i}", **{f"more{i}_{j}": j for j in range(1000)})
+                with pytest.raises(httpx.ReadTimeout):
+                    await rig.http.post(rig.url(CHAT), json=body, timeout=0.1)
+            await eventually(lambda: len(rig.session.requests) == 4)
+            assert rig.session.requests[0].client_sampling == {"temperature": 0.5}
+            assert len(rig.session.unknown_fields) == UNKNOWN_FIELDS
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"model": "m" * 1001}, {"messages": [{"role": "user"}] * 65}, {"stop": ["s"] * 257}],
+    ids=["model", "messages", "stop"],
+)
+def test_a_request_of_a_size_no_harness_sends_is_refused(fields: dict[str, Any]) -> None:
+    async def test() -> None:
+        async with running(ScriptedEngine(["hello"], context_length=64)) as rig:
+            assert (await rig.post(CHAT, ask() | fields)).status_code == 400
 
     run(test)
 
