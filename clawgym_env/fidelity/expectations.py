@@ -44,6 +44,8 @@ EXCEPTIONS: Mapping[str, Mapping[str, Change]] = MappingProxyType(
             "empty-reply": _ONE_DROPPED,
             "length-stop": _ONE_DROPPED,
         },
+        # Splits its history before a message of the user only, and a one-shot run has just one.
+        "gemini-cli": {"compaction": _NO_COMPACTION},
         "openclaw": {
             "sub-agent": Change(skip="has no sub-agents in one-shot runs"),
             # Asks once more, with the same request.
