@@ -99,6 +99,8 @@ class Rollout:
     """stdout and stderr, bounded."""
     timing: Mapping[str, float] = field(default_factory=dict)
     """Seconds: open, harness, settle, grade, total."""
+    rewritten_calls: int = 0
+    """Calls in whose request the adapter replaced a nonce or clock stamp, which would have kept prefixes apart."""
 
     @property
     def reward(self) -> float:

@@ -113,6 +113,7 @@ class _Progress:
     started: float = field(default_factory=time.monotonic)
     timing: dict[str, float] = field(default_factory=dict)
     tree: PrefixTree = field(default_factory=PrefixTree)
+    rewritten_calls: int = 0
     exit: HarnessExit | None = None
     stop_reason: StopReason = StopReason.COMPLETED
     error: str = ""
@@ -209,6 +210,7 @@ class Runner:
                 clock = _lap(progress, "harness", clock)
                 await sandbox.kill_all()
                 progress.tree = await session.settle(quiet_s=SETTLE_QUIET_S)
+                progress.rewritten_calls = session.num_rewritten_calls
                 _blame(request, session, progress)
             finally:
                 await asyncio.shield(listener.close())
@@ -343,6 +345,7 @@ def _rollout(request: RolloutRequest, progress: _Progress, grade: Grade | None) 
         harness_exit_code=harness_exit.exit_code if harness_exit is not None else None,
         harness_output=output.decode("utf-8", "replace"),
         timing=progress.timing,
+        rewritten_calls=progress.rewritten_calls,
     )
 
 

@@ -99,6 +99,7 @@ def report(rollout: Rollout, *, verbose: bool = False) -> str:
     if rollout.exclusion is not None:
         lines.append(f"  excluded from training: {rollout.exclusion}")
     if verbose:
+        lines.append(f"  requests with nonces or clock stamps replaced: {rollout.rewritten_calls}")
         lines += _section("tree", tree.outline())
         lines += _section("answer", rollout.response)
         lines += _section(f"harness (exit code {rollout.harness_exit_code})", rollout.harness_output)

@@ -19,7 +19,7 @@ from clawgym_env.rollout import Rollout, StopReason
 from clawgym_env.trace.calls import CallTiming, ModelCall
 from clawgym_env.trace.prefix_tree import PrefixTree
 
-SCHEMA_VERSION = "1"
+SCHEMA_VERSION = "2"
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -38,7 +38,8 @@ CREATE TABLE rollouts (
     task_id TEXT NOT NULL, harness TEXT NOT NULL, policy TEXT NOT NULL, seed INTEGER NOT NULL,
     stop_reason TEXT NOT NULL, exclusion TEXT, reward REAL, reward_components TEXT, grader_output TEXT,
     instruction TEXT NOT NULL, response TEXT NOT NULL, error TEXT NOT NULL,
-    harness_exit_code INTEGER, harness_output TEXT NOT NULL, timing TEXT NOT NULL
+    harness_exit_code INTEGER, harness_output TEXT NOT NULL, timing TEXT NOT NULL,
+    rewritten_calls INTEGER NOT NULL
 );
 CREATE INDEX rollouts_by_group ON rollouts (group_id, group_index);
 CREATE TABLE batches (
@@ -130,6 +131,7 @@ def read_rollout(row: sqlite3.Row, calls: Sequence[ModelCall]) -> Rollout:
         harness_exit_code=row["harness_exit_code"],
         harness_output=_text(row["harness_output"]),
         timing=json.loads(row["timing"]),
+        rewritten_calls=row["rewritten_calls"],
     )
 
 
@@ -154,6 +156,7 @@ def _rollout_row(rollout: Rollout) -> Row:
         "harness_exit_code": rollout.harness_exit_code,
         "harness_output": _cell(rollout.harness_output),
         "timing": json.dumps(dict(rollout.timing)),
+        "rewritten_calls": rollout.rewritten_calls,
     }
 
 

@@ -48,6 +48,7 @@ def some_rollout(rollout_id: str = "1-000000/0", *, tree: PrefixTree | None = No
         harness_exit_code=0,
         harness_output="out",
         timing={"open": 0.1, "total": 1 / 7},
+        rewritten_calls=3,
     )
     return dataclasses.replace(rollout, **changes)  # type: ignore[arg-type]
 
@@ -219,7 +220,7 @@ def test_what_is_no_store_is_named(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("UPDATE meta SET value = '0' WHERE name = 'schema_version'")
     connection.close()
-    with pytest.raises(StoreError, match="schema version 1"):
+    with pytest.raises(StoreError, match="schema version 2"):
         RolloutStore(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreError):
