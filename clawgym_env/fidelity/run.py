@@ -6,13 +6,13 @@ teacher which call it answers and cuts the connection where a scenario says so.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clawgym_env import registry
+from clawgym_env._loop import shared_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine, Generation, SamplingParams
 from clawgym_env.errors import ClawGymError
@@ -109,7 +109,7 @@ def run_fidelity(
     )
     results: list[ScenarioResult] = []
     for name in chosen:
-        results.append(asyncio.run(suite.judge(known[name])))
+        results.append(shared_loop().run(suite.judge(known[name])))
         on_result(results[-1])
     return FidelityReport(suite.spec, adapter.version, suite.text.name, tuple(results))
 
