@@ -12,7 +12,6 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from clawgym_env import registry
 from clawgym_env._loop import new_event_loop
-from clawgym_env._loop import new_event_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.trace.store import RolloutStore
