@@ -18,10 +18,8 @@ Body = dict[str, Any]
 def reply(ids: Sequence[int], logprobs: Sequence[float] | None = None, finish: str = "stop") -> Body:
     """Return the body of an answer to `POST /inference/v1/generate`."""
     values = [-0.5] * len(ids) if logprobs is None else logprobs
-    content = [
-        {"token": f"token_id:{i}", "token_id": i, "logprob": value, "rank": 1, "bytes": None, "top_logprobs": []}
-        for i, value in zip(ids, values, strict=True)
-    ]
+    ranked = [{"token_id": i, "logprob": value, "rank": 1} for i, value in zip(ids, values, strict=True)]
+    content = [{**token, "top_logprobs": [dict(token)]} for token in ranked]
     choice = {
         "index": 0,
         "logprobs": {"content": content},
@@ -31,7 +29,7 @@ def reply(ids: Sequence[int], logprobs: Sequence[float] | None = None, finish: s
         "weight_versions": [{"version": "default", "start": 0, "end": len(ids)}],
         "routed_experts": None,
     }
-    return {"request_id": "generate-1", "choices": [choice], "prompt_logprobs": None, "kv_transfer_params": None}
+    return {"request_id": "generate-tokens-1", "model": "policy", "output_mode": "tokens", "choices": [choice]}
 
 
 @dataclass

