@@ -36,9 +36,10 @@ if TYPE_CHECKING:
 
 MAX_TOKENS = 1024
 LIMITS = Limits(max_calls=60, wall_clock_s=400.0)
-ROOM = 12_000
-"""Tokens between the harness's first prompt and the end of a small window, beside half of that prompt."""
-STEPS = 16
+ROOM = 40_000
+"""Tokens between the harness's first prompt and the end of a small window, beside half of that prompt. Qwen Code keeps
+33,000 of any window free."""
+STEPS = 24
 """In how many turns the script fills that room: each must fit between a harness's limit and the end of the window."""
 PROBE = Scenario("probe", lines())
 

@@ -165,7 +165,8 @@ MOST_GROWING_TURNS = 40
 def until_compacted(progress: Progress) -> Line:
     """Let the context grow until it is summarised, go on for two turns, answer."""
     if progress.compactions:
-        return answer if progress.since_compaction >= 2 else shell("echo going on")
+        # Never the same command twice: Qwen Code takes that for a loop and ends the run.
+        return answer if progress.since_compaction >= 2 else shell(f"echo going on {progress.turn}")
     return print_much if progress.turn < MOST_GROWING_TURNS else answer
 
 
