@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from clawgym_env import registry
-from clawgym_env.errors import ClawGymError, HarnessError
+from clawgym_env.errors import ClawGymError, HarnessError, PolicyNotBuilt
 from clawgym_env.registry import HARNESSES, NEEDS_OPTIONS, UnknownName
 from clawgym_env.testing import FakeBackend, InProcessHarness
 
@@ -44,3 +46,8 @@ def test_the_oracle_is_named_but_needs_its_steps() -> None:
 def test_an_import_path_to_something_else_is_refused() -> None:
     with pytest.raises(ClawGymError, match="to make a HarnessAdapter, got dict"):
         registry.adapter("builtins:dict")
+
+
+def test_an_engine_over_a_policy_is_made_from_its_cache(tmp_path: Path) -> None:
+    with pytest.raises(PolicyNotBuilt, match="clawgym policy build tiny"):
+        registry.engine("torch:tiny", tmp_path)
