@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trees import call, random_trees
 
-from clawgym_env.trace.prefix_tree import PrefixTree, Selection, TokenRow
+from clawgym_env.trace.prefix_tree import PrefixTree, Selection, TokenRow, read_tokens
 
 uses = st.sampled_from(["train", "context", "drop"])
 selections = st.builds(Selection, main=uses, compaction=uses, subagent=uses, auxiliary=uses, dead=uses)
@@ -45,6 +45,18 @@ def test_an_append_only_conversation_is_one_row() -> None:
     assert row.temperatures.tolist() == pytest.approx([1, 1, 0.7, 0.7, 1, 1, 1, 1, 1])
     assert row.logprobs.tolist() == pytest.approx([0, 0, -0.003, -0.004, 0, -0.006, 0, -0.008, -0.009])
     assert [path.calls for path in tree.trajectories()] == [(0, 1, 2)]
+
+
+@given(random_trees(), st.data())
+def test_any_part_of_a_history_is_read_the_same_with_a_prompt_at_hand(tree: PrefixTree, data: st.DataObject) -> None:
+    if not len(tree):
+        return
+    index, near = (data.draw(st.integers(0, len(tree) - 1)) for _ in range(2))
+    end = data.draw(st.integers(0, tree[index].history_len))
+    start = data.draw(st.integers(0, end))
+    part = read_tokens(tree.calls, index, end, start=start, at_hand=(near, tree.prompt(near)))
+    assert part.tolist() == tree.history(index)[start:end].tolist()
+    assert part.dtype == np.int32
 
 
 def test_lineage_goes_on_where_tokens_branch_at_a_moved_transient_suffix() -> None:
