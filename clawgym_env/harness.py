@@ -15,7 +15,7 @@ from typing import ClassVar, Protocol
 
 from clawgym_env.messages import ChatRequest, Dialect, Message
 from clawgym_env.sandbox.base import Mount, Sandbox
-from clawgym_env.tasks.task import McpServer
+from clawgym_env.tasks.task import McpServer as McpServer  # part of the contract
 from clawgym_env.trace.calls import CallKind
 
 

@@ -78,7 +78,7 @@ class RolloutPool:
         the pool is closed.
 
         Raises:
-            HarnessNotInstalled, HarnessUnsuitable: when such a request is drawn; rollouts already running are finished first.
+            HarnessNotInstalled, HarnessUnsuitable: when such a request is drawn; what already runs is finished first.
         """
         runner, source = await self._started(), iter(requests)
         finished: asyncio.Queue[Rollout | None] = asyncio.Queue()

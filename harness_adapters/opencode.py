@@ -11,10 +11,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit, McpServer
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Mount, Sandbox
-from clawgym_env.tasks.task import McpServer
 from clawgym_env.trace.calls import CallKind
 from harness_adapters.launch import HOME, log_line
 from harness_adapters.npm import NpmProduct
