@@ -62,12 +62,6 @@ _ROLES: Mapping[str, Role] = {
     "function": "tool",
 }
 _FINISH: Mapping[FinishReason, str] = {"stop": "stop", "tool_calls": "tool_calls", "length": "length", "abort": "stop"}
-_ERROR_TYPES: Mapping[ErrorKind, str] = {
-    "invalid_request": "invalid_request_error",
-    "not_found": "not_found_error",
-    "too_large": "invalid_request_error",
-    "unavailable": "server_error",
-}
 
 
 def operation(path: str) -> Operation | None:
@@ -258,7 +252,7 @@ def models_body(name: str | None, context_length: int) -> bytes:
 
 def error_body(kind: ErrorKind, message: str) -> bytes:
     """Return `{"error": {…}}` as OpenAI words it."""
-    return _error(_ERROR_TYPES[kind], message, None)
+    return wire.openai_error(kind, message)
 
 
 def overflow_error(overflow: ContextOverflow) -> bytes:
@@ -267,9 +261,4 @@ def overflow_error(overflow: ContextOverflow) -> bytes:
         f"This model's maximum context length is {overflow.context_length} tokens. However, your messages resulted in "
         f"{overflow.prompt_tokens} tokens. Please reduce the length of the messages."
     )
-    return _error("invalid_request_error", message, "context_length_exceeded")
-
-
-def _error(kind: str, message: str, code: str | None) -> bytes:
-    param = "messages" if code is not None else None
-    return orjson.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return wire.openai_overflow(message, param="messages")

@@ -61,12 +61,6 @@ _INPUT_SCHEMA: Mapping[str, Json] = {
     "additionalProperties": False,
 }
 """Of a custom tool, whose input is free text: a policy that knows functions only puts it into one string."""
-_ERROR_TYPES: Mapping[ErrorKind, str] = {
-    "invalid_request": "invalid_request_error",
-    "not_found": "not_found_error",
-    "too_large": "invalid_request_error",
-    "unavailable": "server_error",
-}
 
 
 def operation(path: str) -> Operation | None:
@@ -332,7 +326,7 @@ def models_body(name: str | None, context_length: int) -> bytes:
 
 def error_body(kind: ErrorKind, message: str) -> bytes:
     """Return `{"error": {…}}` as OpenAI words it."""
-    return _error(_ERROR_TYPES[kind], message, None)
+    return wire.openai_error(kind, message)
 
 
 def overflow_error(overflow: ContextOverflow) -> bytes:
@@ -341,9 +335,4 @@ def overflow_error(overflow: ContextOverflow) -> bytes:
         f"Your input exceeds the context window of this model: {overflow.prompt_tokens} tokens, and its maximum "
         f"context length is {overflow.context_length} tokens. Please adjust your input and try again."
     )
-    return _error("invalid_request_error", message, "context_length_exceeded")
-
-
-def _error(kind: str, message: str, code: str | None) -> bytes:
-    param = "input" if code is not None else None
-    return wire.write_json({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return wire.openai_overflow(message, param="input")

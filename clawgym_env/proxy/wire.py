@@ -18,9 +18,15 @@ from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message, well_formed
 
 Operation = Literal["generate", "count"]
-ErrorKind = Literal["invalid_request", "not_found", "too_large", "unavailable"]
+ErrorKind = Literal["invalid_request", "memory_needed", "not_found", "too_large", "unavailable"]
 
-STATUS: Mapping[ErrorKind, int] = {"invalid_request": 400, "not_found": 404, "too_large": 413, "unavailable": 503}
+STATUS: Mapping[ErrorKind, int] = {
+    "invalid_request": 400,
+    "memory_needed": 400,
+    "not_found": 404,
+    "too_large": 413,
+    "unavailable": 503,
+}
 """HTTP status of each kind of error. Never 429: Codex does not retry it."""
 
 MAX_MESSAGE = 500
@@ -31,6 +37,10 @@ MAX_STOPS = 256
 
 TEXT_SEPARATOR = "\n"
 """Between the text parts of one message. A single part equals the same text as a plain string."""
+
+
+class MemoryNeeded(ProxyError):
+    """The request leaves to the server what only one with a memory could know; a client can send the whole instead."""
 
 
 class WireDialect(Protocol):
@@ -244,3 +254,16 @@ def openai_models(name: str | None, context_length: int) -> bytes:
     return write_json(
         {"object": "list", "data": [card], "has_more": False, "first_id": card["id"], "last_id": card["id"]}
     )
+
+
+def openai_error(kind: ErrorKind, message: str) -> bytes:
+    """Return `{"error": {…}}` as both APIs of OpenAI word it."""
+    types: Mapping[ErrorKind, str] = {"not_found": "not_found_error", "unavailable": "server_error"}
+    error: dict[str, Json] = {"message": message, "type": types.get(kind, "invalid_request_error")}
+    return write_json({"error": {**error, "param": None, "code": None}})
+
+
+def openai_overflow(message: str, *, param: str) -> bytes:
+    """Return `context_length_exceeded`, the code harnesses look for."""
+    error: dict[str, Json] = {"message": message, "type": "invalid_request_error", "param": param}
+    return write_json({"error": {**error, "code": "context_length_exceeded"}})
