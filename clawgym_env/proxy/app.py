@@ -22,7 +22,7 @@ from clawgym_env.proxy.connection import BodyTooLarge, ClientGone, Connection
 from clawgym_env.proxy.dialects import dialect_of, routes
 from clawgym_env.proxy.listener import Listener, make_config
 from clawgym_env.proxy.session import RolloutSession, SessionClosed, SessionSettings
-from clawgym_env.proxy.wire import STATUS, ErrorKind, WireDialect, bounded
+from clawgym_env.proxy.wire import STATUS, ErrorKind, MemoryNeeded, WireDialect, bounded
 from clawgym_env.tasks.task import Limits
 from clawgym_env.trace.calls import ModelCall
 
@@ -156,6 +156,8 @@ class ProxyServer:
                     await _call(connection, dialect, session, body, path=rest, count=operation == "count")
             except BodyTooLarge as error:
                 await _refuse(connection, dialect, "too_large", str(error))
+            except MemoryNeeded as error:
+                await _refuse(connection, dialect, "memory_needed", str(error))
             except ProxyError as error:
                 await _refuse(connection, dialect, "invalid_request", str(error))
             except SessionClosed as error:

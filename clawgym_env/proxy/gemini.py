@@ -46,6 +46,7 @@ _TYPES = frozenset({"STRING", "NUMBER", "INTEGER", "BOOLEAN", "ARRAY", "OBJECT",
 _FINISH: Mapping[FinishReason, str] = {"stop": "STOP", "tool_calls": "STOP", "length": "MAX_TOKENS", "abort": "OTHER"}
 _ERROR_STATUS: Mapping[ErrorKind, str] = {
     "invalid_request": "INVALID_ARGUMENT",
+    "memory_needed": "INVALID_ARGUMENT",
     "not_found": "NOT_FOUND",
     "too_large": "INVALID_ARGUMENT",  # RESOURCE_EXHAUSTED is a spent quota to clients
     "unavailable": "UNAVAILABLE",

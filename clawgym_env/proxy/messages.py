@@ -1,8 +1,8 @@
 """The Anthropic Messages dialect: bodies in, bodies and event streams out. Pure; no tokens, no sessions.
 
 Invariant: a user message's tool results become messages of role "tool" in the order of its blocks, `cache_control`
-never matters, and a malformed tool call loses nothing: streamed it is the raw text as `input_json_delta`, else an
-empty input beside the raw text as a text block.
+never matters, a request that leaves its history to the server is refused, and a malformed tool call loses nothing:
+streamed it is the raw text as `input_json_delta`, else an empty input beside the raw text as a text block.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import orjson
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message, ToolCall, ToolSpec
 from clawgym_env.proxy import wire
-from clawgym_env.proxy.wire import ErrorKind, Operation
+from clawgym_env.proxy.wire import ErrorKind, MemoryNeeded, Operation
 
 NAME: Dialect = "messages"
 _OPERATIONS: Mapping[str, Operation] = {"messages": "generate", "messages/count_tokens": "count"}
@@ -36,9 +36,11 @@ _KNOWN = frozenset(_SAMPLING) | {
     "context_management",
     "betas",
     "cache_control",
+    "thread",
 }
 _ERROR_TYPES: Mapping[ErrorKind, str] = {
     "invalid_request": "invalid_request_error",
+    "memory_needed": "invalid_request_error",
     "not_found": "not_found_error",
     "too_large": "request_too_large",
     "unavailable": "api_error",
@@ -54,6 +56,8 @@ def operation(path: str) -> Operation | None:
 def parse_request(body: bytes, path: str = "") -> ChatRequest:
     """Translate a body of POST /v1/messages or /v1/messages/count_tokens."""
     fields = wire.read_object(body)
+    if fields.get("thread") is not None:
+        raise MemoryNeeded("Expected the whole conversation in messages, got a thread. No message is kept here.")
     messages: list[Message] = []
     items = wire.as_list(fields.get("messages"), "messages")
     system = wire.content_text(fields.get("system"), "system")
@@ -256,7 +260,10 @@ def models_body(name: str | None, context_length: int) -> bytes:
 
 def error_body(kind: ErrorKind, message: str) -> bytes:
     """Return `{"type": "error", …}` as Anthropic words it."""
-    return orjson.dumps({"type": "error", "error": {"type": _ERROR_TYPES[kind], "message": message}})
+    error: dict[str, Json] = {"type": _ERROR_TYPES[kind], "message": message}
+    if kind == "memory_needed":  # the SDK's tool runner then sends the whole conversation, with no thread
+        error["details"] = {"error_code": "thread_unsupported_request"}
+    return orjson.dumps({"type": "error", "error": error})
 
 
 def overflow_error(overflow: ContextOverflow) -> bytes:

@@ -45,6 +45,33 @@ def test_the_openai_sdk_gets_text_and_parallel_calls(stream: bool) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
+def test_the_tool_runner_of_the_anthropic_sdk_sends_the_whole_conversation(stream: bool) -> None:
+    @anthropic.beta_async_tool
+    async def look(path: str) -> str:
+        """Look at a file."""
+        return f"content of {path}"
+
+    async def test() -> None:
+        calls = tool_call("look", path="a") + tool_call("look", path="b")
+        async with running(ScriptedEngine([calls, "done"])) as rig:
+            client = anthropic.AsyncAnthropic(base_url=rig.url(), api_key="x", max_retries=0)
+            async with client:
+                runner = client.beta.messages.tool_runner(
+                    model="policy",
+                    max_tokens=100,
+                    tools=[look],
+                    messages=[{"role": "user", "content": "go"}],
+                    stream=stream,
+                )
+                async for _ in runner:
+                    assert rig.session.num_calls <= 2
+            tree = rig.session.snapshot()
+            assert [(call.lineage_parent, call.drift_reason) for call in tree] == [(None, None), (0, None)]
+
+    run(test)
+
+
+@pytest.mark.parametrize("stream", [False, True])
 def test_the_anthropic_sdk_gets_text_and_parallel_calls(stream: bool) -> None:
     async def test() -> None:
         async with running(ScriptedEngine([TOOL_REPLY])) as rig:
@@ -55,7 +82,7 @@ def test_the_anthropic_sdk_gets_text_and_parallel_calls(stream: bool) -> None:
                     async with client.messages.stream(**body) as events:
                         done = await events.get_final_message()
                 else:
-                    done = await client.messages.create(**body)  # type: ignore[assignment]
+                    done = await client.messages.create(**body)
             assert [block.type for block in done.content] == ["text", "tool_use", "tool_use"]
             assert done.content[0].text == "look"  # type: ignore[union-attr]
             assert [block.input for block in done.content[1:]] == [{"command": "ls"}, {"path": "a.txt"}]  # type: ignore[union-attr]
