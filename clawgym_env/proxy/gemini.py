@@ -51,8 +51,6 @@ _ERROR_STATUS: Mapping[ErrorKind, str] = {
     "too_large": "INVALID_ARGUMENT",  # RESOURCE_EXHAUSTED is a spent quota to clients
     "unavailable": "UNAVAILABLE",
 }
-_LINE_ENDS = {"\u0085": b"\\u0085", "\u2028": b"\\u2028", "\u2029": b"\\u2029"}
-"""Characters JSON may hold as they are, at which the stream readers of Gemini's SDKs stop or split."""
 
 
 def operation(path: str) -> Operation | None:
@@ -329,8 +327,6 @@ def stream_events(completion: Completion, request: ChatRequest) -> Iterator[byte
     if request.stream_as_array:
         yield data + b"]"
         return
-    for character, escape in _LINE_ENDS.items():
-        data = data.replace(character.encode(), escape)
     yield wire.sse(data)
 
 

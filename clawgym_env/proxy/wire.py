@@ -32,6 +32,10 @@ STATUS: Mapping[ErrorKind, int] = {
 MAX_MESSAGE = 500
 """Characters of an error message: it quotes what the client sent, which may be megabytes."""
 
+_LINE_ENDS: Mapping[bytes, bytes] = {end.encode(): f"\\u{ord(end):04x}".encode() for end in "\u0085\u2028\u2029"}
+"""Characters that JSON may hold as they are, and their escapes: some stream readers (httpx's, Gemini's SDKs) take
+them for the end of a line."""
+
 MAX_STOPS = 256
 """Every reply is searched for each of a request's stop sequences; APIs take 4 to some dozens."""
 
@@ -231,7 +235,9 @@ def bounded(message: str) -> str:
 
 
 def sse(data: bytes, event: str | None = None) -> bytes:
-    """Frame one server-sent event."""
+    """Frame one server-sent event; `data` is JSON, or a word."""
+    for character, escape in _LINE_ENDS.items():
+        data = data.replace(character, escape)
     prefix = b"" if event is None else b"event: " + event.encode() + b"\n"
     return prefix + b"data: " + data + b"\n\n"
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 from proxy_rig import CHAT, MESSAGES, GatedEngine, ask, eventually, run, running
 
-from clawgym_env.engine.scripted import ScriptedReply
+from clawgym_env.engine.scripted import ScriptedEngine, ScriptedReply
 from clawgym_env.proxy.session import SessionSettings
 
 OFTEN = SessionSettings(keep_alive_s=0.02)
@@ -70,5 +71,20 @@ def test_a_stream_and_a_whole_answer_can_wait_for_the_same_call() -> None:
             await reader.readuntil(b"[DONE]")
             assert (await whole).json()["choices"][0]["message"]["content"] == "hello"
             assert engine.started == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, "/v1/responses"])
+def test_no_character_of_a_reply_ends_a_line_for_httpx(path: str) -> None:
+    async def test() -> None:
+        text = "a\u2028b\u2029c\u0085d\re"
+        async with running(ScriptedEngine([text])) as rig:
+            body = ask(stream=True) | {"input": "hi"}
+            async with rig.http.stream("POST", rig.url(path), json=body) as response:
+                lines = [line async for line in response.aiter_lines() if line]
+        assert all(line.startswith(("data: ", "event: ")) for line in lines)
+        data = [line.removeprefix("data: ") for line in lines if line.startswith("data: {")]
+        assert any(text in json.dumps(json.loads(line), ensure_ascii=False).replace("\\r", "\r") for line in data)
 
     run(test)
