@@ -151,8 +151,9 @@ class ProxyServer:
             await _refuse(connection, dialect, "not_found", f"Expected one of {routes()}, got {rest!r}.")
         else:
             try:
-                async with session.body_room(connection.body_bound(MAX_BODY)):
+                async with session.body_room(connection.body_bound(MAX_BODY)) as keep:
                     body = await connection.read_body(MAX_BODY)
+                    keep(len(body))
                     await _call(connection, dialect, session, body, path=rest, count=operation == "count")
             except BodyTooLarge as error:
                 await _refuse(connection, dialect, "too_large", str(error))

@@ -236,8 +236,11 @@ class RolloutSession:
         return request, hashlib.blake2b(transcript.letters[-1] + transcript.tools + rest, digest_size=16).digest()
 
     @asynccontextmanager
-    async def body_room(self, size: int) -> AsyncIterator[None]:
+    async def body_room(self, size: int) -> AsyncIterator[Callable[[int], None]]:
         """Wait until a request body of at most `size` bytes fits beside those in flight, and keep its place.
+
+        Yields:
+            What to call with its true size, once that is known: a chunked body may be anything before.
 
         Raises:
             SessionClosed: the rollout is over.
@@ -247,15 +250,22 @@ class RolloutSession:
             self._waiting_bodies.append(freed)
             await asyncio.wait({freed, self.closed}, return_when=asyncio.FIRST_COMPLETED)
         self._require_open()
-        self._body_bytes += size
-        try:
-            yield
-        finally:
-            self._body_bytes -= size
+        kept = 0
+
+        def keep(true_size: int) -> None:
+            nonlocal kept
+            self._body_bytes += true_size - kept
+            kept = true_size
             waiting, self._waiting_bodies = self._waiting_bodies, []
             for freed in waiting:
                 if not freed.done():
                     freed.set_result(None)
+
+        keep(size)
+        try:
+            yield keep
+        finally:
+            keep(0)
 
     def submit(
         self, request: ChatRequest, digest: bytes, headers: Mapping[str, str], *, size: int

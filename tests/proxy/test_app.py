@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+from collections.abc import AsyncIterator
 
 import anthropic
 import httpx
@@ -260,6 +262,26 @@ def test_bodies_beyond_the_bound_wait_until_others_are_answered(monkeypatch: pyt
             assert len(rig.session.requests) == 1
             engine.gate.set()
             assert [(await task).status_code for task in (first, second)] == [200, 200]
+            assert rig.session._body_bytes == 0
+
+    run(test)
+
+
+def test_a_chunked_body_keeps_only_the_room_that_it_turned_out_to_need() -> None:
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+
+            async def post(text: str) -> int:
+                async def chunks() -> AsyncIterator[bytes]:
+                    yield json.dumps(ask(text)).encode()
+
+                return (await rig.http.post(rig.url(CHAT), content=chunks())).status_code
+
+            tasks = [asyncio.create_task(post(f"chunked {i}")) for i in range(4)]
+            await eventually(lambda: engine.started == 4)
+            engine.gate.set()
+            assert await asyncio.gather(*tasks) == [200] * 4
             assert rig.session._body_bytes == 0
 
     run(test)
