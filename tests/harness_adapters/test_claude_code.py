@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_sandbox import CONTEXT, FakeSandbox
-from real_run import RealRun, real_run
+from real_run import RealRun, assert_one_trajectory, real_run
 
 from clawgym_env.engine.scripted import tool_call
 from clawgym_env.errors import HarnessError, HarnessNotInstalled
@@ -161,6 +161,15 @@ def assert_only_the_main_agent_is_trained(run: RealRun) -> None:
 
 
 @pytest.mark.harness
+def test_twenty_turns_of_claude_code_with_parallel_calls_are_one_trajectory() -> None:
+    steps = [bash(f"echo {i}", f"Step {i}.") + bash(f"seq {i}") for i in range(18)]
+    replies = [bash("printf hi > a.txt", "Writing."), *steps, "Done."]
+    run = real_run("claude-code", replies)
+    assert (run.exit.exit_code, run.exit.response, run.written) == (0, "Done.", b"hi"), run.exit
+    assert_one_trajectory(run, replies)
+
+
+@pytest.mark.harness
 def test_side_calls_of_the_old_claude_code_are_auxiliary() -> None:
     steps = (bash("printf hi > a.txt", "Writing."), bash("cat a.txt", "Checking."), "Done: a.txt says hi.")
 
@@ -178,20 +187,22 @@ def test_side_calls_of_the_old_claude_code_are_auxiliary() -> None:
 
 
 @pytest.mark.harness
-def test_a_sub_agent_that_claude_code_waits_for_is_a_tree_of_its_own() -> None:
+@pytest.mark.parametrize("background", [True, False])
+def test_a_sub_agent_of_claude_code_is_a_tree_of_its_own(background: bool) -> None:
     delegate = tool_call("Agent", description="count", prompt="Count for me.", subagent_type="general-purpose")
     steps = (f"I delegate.\n{delegate}", bash("printf hi > a.txt", "Writing."), "Done.")
 
     def script(prompt: str, turn: int) -> str:
         if "Count for me." in prompt and "I delegate." not in prompt:
             return (bash("echo 1", "One."), "Counted one.")[min(turn, 1)]
-        return steps[turn]
+        return steps[min(turn, 2)]  # of one in the background it is told once more
 
-    run = real_run("claude-code?tools=Bash,Agent&background=false", script)
+    run = real_run(ClaudeCodeHarness(tools=("Bash", "Agent"), background=background), script)
     assert (run.exit.exit_code, run.exit.response, run.written) == (0, "Done.", b"hi"), run.exit
-    assert run.said() == list(steps)
+    assert run.said()[:3] == list(steps)
+    assert set(run.said()[3:]) <= {"Done."}
     assert run.said("subagent") == [bash("echo 1", "One."), "Counted one."]
-    assert "Counted one." in run.prompt(run.calls()[1])
+    assert "Counted one." in run.prompt(run.calls()[-1 if background else 1])
     assert_only_the_main_agent_is_trained(run)
 
 

@@ -84,8 +84,9 @@ SUBMIT = bash("echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT", "Done: a.txt says hi
 
 
 @pytest.mark.harness
-def test_write_check_submit_is_one_trajectory() -> None:
-    replies = [bash("printf hi > a.txt", "Writing."), bash("cat a.txt; env", "Checking."), SUBMIT]
+def test_twenty_turns_with_parallel_calls_are_one_trajectory() -> None:
+    steps = [bash(f"echo {i}", f"Step {i}.") + bash(f"seq {i}") for i in range(16)]
+    replies = [bash("printf hi > a.txt", "Writing."), bash("cat a.txt; env", "Checking."), *steps, bash("ls"), SUBMIT]
     run = real_run("mini-swe-agent", replies)
     assert (run.exit.exit_code, run.exit.response, run.written) == (0, "Done: a.txt says hi.", b"hi"), run.exit
     assert_one_trajectory(run, replies)
