@@ -264,6 +264,15 @@ ODD_REPLIES = [
 ]
 
 
+def test_a_history_cut_down_to_the_policys_own_reply_is_shown(speaker: Speaker) -> None:
+    talk = Conversation(speaker, tools=())
+    told = talk.ask(Message("user", "Go on."), reply=speaker.sampled("", "", [READ]))
+    talk.messages = [told]
+    talk.ask(*talk.results(told, "What it holds."), reply=speaker.sampled("", "More."))
+    assert "b c.txt" in decoded(speaker, talk.prompt)
+    assert "What it holds." in decoded(speaker, talk.prompt)
+
+
 @pytest.mark.parametrize("body", ODD_REPLIES, ids=range(len(ODD_REPLIES)))
 def test_no_reply_breaks_the_parser(speaker: Speaker, body: str) -> None:
     kind = speaker.family.kind

@@ -294,7 +294,7 @@ class TreeBuilder:
         Where none is stored, the messages before the first reply are rendered and that reply's ids put behind them.
         None when no reply can be put in by id: a message that is not ours stands behind each.
         """
-        foreign = view.last_foreign
+        foreign = max(view.last_foreign, 0)  # nor the very first message, which no prompt comes before
         usable = [at for at in sorted(view.known) if at > foreign]
         for at in reversed(usable):
             end = self._turn_ends.get(view.exact[at + 1])
