@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from clawgym_env.errors import HarnessError
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
-from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, log_line
+from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
+from harness_adapters.product import InstalledHarness
 
 PACKAGE = "@anthropic-ai/claude-code"
 LATEST = NpmProduct("claude-code", "2.1.332", PACKAGE, f"node_modules/{PACKAGE}-linux-*/claude", native=True)
@@ -41,9 +41,10 @@ OLD_WINDOW = 200_000
 COMPACTION_WORDS = "CRITICAL: Respond with TEXT ONLY. Do NOT call any tools."
 
 
-class ClaudeCodeHarness(HarnessAdapter):
+class ClaudeCodeHarness(InstalledHarness):
     """Claude Code, headless."""
 
+    product = LATEST
     name = LATEST.name
     version: str = LATEST.version
     dialect: Dialect = "messages"
@@ -73,12 +74,6 @@ class ClaudeCodeHarness(HarnessAdapter):
             raise HarnessError(f"Expected {known}, got {version!r}.")
         self.product, self.version, self.bare, self.background = PRODUCTS[version], version, bare, background
         self.tools = (tools,) if isinstance(tools, str) else tools if tools is None else tuple(tools)
-
-    def install(self, cache: Path) -> None:
-        self.product.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return self.product.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         argv = [*self.product.argv, "--print", "--model", context.model, "--output-format", "json"]

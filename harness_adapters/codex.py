@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
-from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, log_line
+from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
+from harness_adapters.product import InstalledHarness
 
 PRODUCT = NpmProduct(
     name="codex",
@@ -39,9 +39,10 @@ BARE: Mapping[str, Json] = {
 KEY_VARIABLE = "CLAWGYM_API_KEY"
 
 
-class CodexHarness(HarnessAdapter):
+class CodexHarness(InstalledHarness):
     """Codex CLI, headless."""
 
+    product = PRODUCT
     name = PRODUCT.name
     version = PRODUCT.version
     dialect: Dialect = "responses"
@@ -51,12 +52,6 @@ class CodexHarness(HarnessAdapter):
     def __init__(self, *, bare: bool = False) -> None:
         """Choose how much it brings: `bare` is a shell and a line of instructions, 0.7k tokens of prompt for 10k."""
         self.bare = bare
-
-    def install(self, cache: Path) -> None:
-        PRODUCT.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         lines = (f"{key} = {toml(value)}\n" for key, value in config(context, bare=self.bare).items())

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit, McpServer
+from clawgym_env.harness import HarnessContext, HarnessExit, McpServer
 from clawgym_env.messages import ChatRequest, Dialect, Json
-from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, log_line
+from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
+from harness_adapters.product import InstalledHarness
 
 PRODUCT = NpmProduct(
     name="gemini-cli",
@@ -34,9 +34,10 @@ COMPACTION_WORDS = "You are a specialized system component responsible for disti
 SUBAGENT_TOOL = "complete_task"
 
 
-class GeminiCliHarness(HarnessAdapter):
+class GeminiCliHarness(InstalledHarness):
     """Gemini CLI, headless."""
 
+    product = PRODUCT
     name = PRODUCT.name
     version = PRODUCT.version
     dialect: Dialect = "gemini"
@@ -50,12 +51,6 @@ class GeminiCliHarness(HarnessAdapter):
                 `("read_file", "write_file", "replace", "run_shell_command")`.
         """
         self.tools = (tools,) if isinstance(tools, str) else tools if tools is None else tuple(tools)
-
-    def install(self, cache: Path) -> None:
-        PRODUCT.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(SETTINGS, json.dumps(settings(context, self.tools)).encode())

@@ -11,10 +11,11 @@ import json
 from pathlib import Path
 
 from clawgym_env.errors import SandboxError
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import Dialect, Json
-from clawgym_env.sandbox.base import Mount, Sandbox
-from harness_adapters.launch import HOME, log_line
+from clawgym_env.sandbox.base import Sandbox
+from harness_adapters.launch import HOME
+from harness_adapters.product import InstalledHarness
 from harness_adapters.pypi import SITE, PypiProduct
 
 PRODUCT = PypiProduct(
@@ -37,19 +38,14 @@ ENVIRONMENT = {
 }
 
 
-class MiniSweHarness(HarnessAdapter):
+class MiniSweHarness(InstalledHarness):
     """mini-swe-agent, headless."""
 
+    product = PRODUCT
     name = PRODUCT.name
     version = PRODUCT.version
     dialect: Dialect = "chat"
     memory_mb = 768
-
-    def install(self, cache: Path) -> None:
-        PRODUCT.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(CONFIG, yaml_text(config(context)).encode())

@@ -11,15 +11,15 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from clawgym_env.errors import HarnessError
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json, Message
-from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, log_line
+from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
+from harness_adapters.product import InstalledHarness
 
 PRODUCT = NpmProduct(
     name="openclaw", version="2026.9.6", package="openclaw", program="node_modules/openclaw/openclaw.mjs"
@@ -42,9 +42,10 @@ TIMEOUT_MARGIN_S = 60
 """Its own deadline lies behind the runner's, which is the one that counts."""
 
 
-class OpenClawHarness(HarnessAdapter):
+class OpenClawHarness(InstalledHarness):
     """OpenClaw, headless."""
 
+    product = PRODUCT
     name = PRODUCT.name
     version = PRODUCT.version
     supports_mcp = True
@@ -59,12 +60,6 @@ class OpenClawHarness(HarnessAdapter):
         if api not in APIS:
             raise HarnessError(f"Expected api to be one of {', '.join(APIS)}, got {api!r}.")
         self.dialect = api
-
-    def install(self, cache: Path) -> None:
-        PRODUCT.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(CONFIG, json.dumps(config(context, self.dialect)).encode())

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit, McpServer
+from clawgym_env.harness import HarnessContext, HarnessExit, McpServer
 from clawgym_env.messages import ChatRequest, Dialect, Json
-from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, log_line
+from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
+from harness_adapters.product import InstalledHarness
 
 PRODUCT = NpmProduct(
     name="opencode",
@@ -36,9 +36,10 @@ TITLE_WORDS = "You are a title generator"
 COMPACTION_WORDS = "You are a context summarization agent"
 
 
-class OpenCodeHarness(HarnessAdapter):
+class OpenCodeHarness(InstalledHarness):
     """opencode, headless."""
 
+    product = PRODUCT
     name = PRODUCT.name
     version = PRODUCT.version
     dialect: Dialect = "chat"
@@ -48,12 +49,6 @@ class OpenCodeHarness(HarnessAdapter):
     def __init__(self, *, title: bool = True) -> None:
         """Choose whether the policy is asked for the session's title, too: one call of 500 tokens per rollout."""
         self.title = title
-
-    def install(self, cache: Path) -> None:
-        PRODUCT.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(CONFIG, json.dumps(config(context)).encode())

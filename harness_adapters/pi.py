@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
+from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
-from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, log_line
+from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
+from harness_adapters.product import InstalledHarness
 
 PRODUCT = NpmProduct(
     name="pi",
@@ -31,19 +31,14 @@ token. So it is told of a window that is longer by just these, and compacts that
 OFF_SWITCHES = {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
 
 
-class PiHarness(HarnessAdapter):
+class PiHarness(InstalledHarness):
     """pi, headless."""
 
+    product = PRODUCT
     name = PRODUCT.name
     version = PRODUCT.version
     dialect: Dialect = "chat"
     memory_mb = 1024
-
-    def install(self, cache: Path) -> None:
-        PRODUCT.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(f"{AGENT_FOLDER}/models.json", json.dumps(models(context)).encode())

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 
-from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit, McpServer
+from clawgym_env.harness import HarnessContext, HarnessExit, McpServer
 from clawgym_env.messages import ChatRequest, Dialect, Json
-from clawgym_env.sandbox.base import Mount, Sandbox
+from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, log_line
+from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
+from harness_adapters.product import InstalledHarness
 
 PRODUCT = NpmProduct(
     name="qwen-code",
@@ -34,9 +34,10 @@ SUMMARY_ROOM = 33_000
 """Tokens it keeps free for a summary in any window larger than this; in a smaller one it keeps 15 % free."""
 
 
-class QwenCodeHarness(HarnessAdapter):
+class QwenCodeHarness(InstalledHarness):
     """Qwen Code, headless."""
 
+    product = PRODUCT
     name = PRODUCT.name
     version = PRODUCT.version
     dialect: Dialect = "chat"
@@ -49,12 +50,6 @@ class QwenCodeHarness(HarnessAdapter):
             bare: its minimal mode, with six tools (write_file is none of them), no skills and half the prompt.
         """
         self.bare = bare
-
-    def install(self, cache: Path) -> None:
-        PRODUCT.install(cache, log_line)
-
-    def mounts(self, cache: Path) -> tuple[Mount, ...]:
-        return PRODUCT.mounts(cache)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(SETTINGS, json.dumps(settings(context)).encode())
