@@ -22,6 +22,7 @@ import numpy.typing as npt
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from clawgym_env.errors import EngineError
+from clawgym_env.word_ids import word_ids
 
 CHATML_SPECIALS = (
     "<|endoftext|>",
@@ -81,6 +82,7 @@ class TextTokenizer:
         forged = "|".join(re.escape(added[i].content) for i in sorted(uncalled))
         self._uncalled = re.compile(forged) if forged else None
         """Finds turn tokens that the vocabulary does not call special, which the library would read in any text."""
+        self._words = word_ids(self._tokenizer, self._plain_ids)
         self._remembered_ids = functools.lru_cache(maxsize=REMEMBERED_TEXTS)(self._long_ids)
         self.name_or_path = name_or_path
         self.unk_token_id: int | None = None
@@ -135,6 +137,9 @@ class TextTokenizer:
         return np.array(self._literal_ids(text), dtype=np.int32)
 
     def _literal_ids(self, text: str) -> list[int]:
+        ids = None if self._words is None else self._words.encode(text)
+        if ids is not None:
+            return ids
         if self._uncalled is None:
             return self._plain_ids(text)
         cuts = [0, *(found.start() + 1 for found in self._uncalled.finditer(text)), len(text)]
