@@ -249,13 +249,16 @@ class LineageIndex:
 
 
 def longer_by_a_hint(mute: RequestView, view: RequestView) -> bool:
-    """Whether a request is an earlier one with text put behind that of one user message."""
-    if len(mute.transcript.digests) != len(view.transcript.digests):
+    """Whether a request is an earlier one with text put behind that of one user message, or with one more of them."""
+    was, now = mute.transcript.digests, view.transcript.digests
+    if len(now) == len(was) + 1:
+        # Not at the end only: OpenClaw on the Responses API puts it before what it tells of its own state.
+        at = next((at for at in range(len(was)) if was[at] != now[at]), len(was))
+        return view.messages[at].role == "user" and now[at + 1 :] == was[at:]
+    if len(now) != len(was):
         return False
-    changed = [
-        at for at in range(len(view.transcript.digests)) if mute.transcript.digests[at] != view.transcript.digests[at]
-    ]
+    changed = [at for at in range(len(now)) if was[at] != now[at]]
     if len(changed) != 1:
         return False
-    was, now = mute.messages[changed[0]], view.messages[changed[0]]
-    return was.role == now.role == "user" and now.content.startswith(was.content)
+    before, after = mute.messages[changed[0]], view.messages[changed[0]]
+    return before.role == after.role == "user" and after.content.startswith(before.content)

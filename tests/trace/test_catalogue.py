@@ -386,8 +386,10 @@ def test_a_task_that_only_begins_alike_is_a_conversation_of_its_own(first_reply:
     assert states(wire.tree()) == ["live", "live"]
 
 
-def test_openclaws_nudge_after_an_empty_reply_goes_on_without_it() -> None:
-    wire = Wire(adapter=OpenClawHarness(api="chat"))
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_openclaws_nudge_after_an_empty_reply_goes_on_without_it(api: str) -> None:
+    """On the Responses API the nudge stands before a message that stays."""
+    wire = Wire(adapter=OpenClawHarness(api="chat") if api == "chat" else None)
     wire.send(body(SYSTEM, TASK, tail("none")), "")
     nudge = said("user", "The previous attempt did not produce a user-visible answer.")
     wire.send(body(SYSTEM, TASK, nudge, tail("none")), "Done.")
