@@ -44,14 +44,26 @@ EXCEPTIONS: Mapping[str, Mapping[str, Change]] = MappingProxyType(
             "empty-reply": _ONE_DROPPED,
             "length-stop": _ONE_DROPPED,
         },
-        # The reminders of its first message are missing from the first request after a summary, then come back.
-        "qwen-code": {"compaction": Change(drift=frozenset({"history_rewritten"}))},
-        # Splits its history before a message of the user only, and a one-shot run has just one.
-        "gemini-cli": {"compaction": _NO_COMPACTION},
+        "qwen-code": {
+            # The reminders of its first message are missing from the first request after a summary, then come back.
+            "compaction": Change(drift=frozenset({"history_rewritten"})),
+            # Sends the same request again.
+            "empty-reply": _ONE_DROPPED,
+        },
+        "gemini-cli": {
+            # Splits its history before a message of the user only, and a one-shot run has just one.
+            "compaction": _NO_COMPACTION,
+            # Sends the request again with a remark inside the first message, which is gone from the one after.
+            "empty-reply": Change(forks=1, drift=frozenset({"history_rewritten"})),
+        },
+        # Puts a call of its tool `invalid` in place of one it does not know.
+        "opencode": {"unknown-tool": Change(drift=frozenset({"reply_rewritten"}))},
         "openclaw": {
             "sub-agent": Change(skip="has no sub-agents in one-shot runs"),
-            # Asks once more, with the same request.
+            # Asks once more: with the same request, with a remark, with other words around the task.
             "malformed-arguments": _ONE_DROPPED,
+            "empty-reply": _ONE_DROPPED,
+            "hang-up": Change(forks=1, drift=frozenset({"history_rewritten"})),
         },
     }
 )
