@@ -77,7 +77,7 @@ def config(context: HarnessContext) -> dict[str, Json]:
 
 
 def yaml_text(value: Json) -> str:
-    """Return JSON that a YAML reader understands: it takes neither pairs of surrogates nor raw control characters."""
+    """Return JSON that a YAML reader takes too: no pairs of surrogates, no raw control characters. Keys stay short."""
     text = json.dumps(value, ensure_ascii=False)
     return "".join(c if c.isascii() and c.isprintable() else f"\\U{ord(c):08x}" for c in text)
 
