@@ -24,7 +24,8 @@ class RolloutArgs:
     """What to run, and how far."""
 
     harness: str = "mini"
-    """mini, pi, claude-code, openclaw, noop or oracle; options as in "claude-code?bare"."""
+    """mini, pi, claude-code, codex, openclaw, mini-swe-agent, qwen-code, opencode, gemini-cli, command, noop or oracle;
+    options as in "claude-code?bare"."""
     tasks: str = DEFAULT_TASKS
     """A folder of ClawGym tasks, or a name such as "bundled:level=1"."""
     limit: int = 1
