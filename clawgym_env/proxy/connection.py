@@ -113,8 +113,10 @@ class Connection:
     async def reply(self, status: int, body: bytes) -> bool:
         """Send a whole JSON answer; return whether it was fully written."""
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+        if not await self._still_there():
+            return False
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        return await self.finish(body)
+        return await self._send_last(body)
 
     async def start_stream(self, content_type: bytes = EVENT_STREAM) -> None:
         """Send the headers of a stream."""
@@ -127,12 +129,18 @@ class Connection:
 
     async def finish(self, data: bytes) -> bool:
         """Send the last bytes; return whether everything was fully written."""
+        return await self._still_there() and await self._send_last(data)
+
+    async def _still_there(self) -> bool:
         await asyncio.sleep(0)  # one turn of the loop, so that a hang-up which has already arrived is seen
-        if self._gone.done() or self._peer.broken:
-            return False
+        return not (self._gone.done() or self._peer.broken)
+
+    async def _send_last(self, data: bytes) -> bool:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
-        while self._peer.unsent() and not self._peer.broken:  # noqa: ASYNC110 (the transport has no event for it)
-            await asyncio.sleep(_DRAIN_POLL_S)
+        pause_s = 0.0  # uvloop writes at the end of this turn of the loop, headers and body at once
+        while self._peer.unsent() and not self._peer.broken:  # the transport has no event for it
+            await asyncio.sleep(pause_s)
+            pause_s = _DRAIN_POLL_S
         return not self._peer.broken
 
     async def reset(self) -> None:
