@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 from clawgym_env.engine.base import Engine, SamplingParams
-from clawgym_env.errors import ProxyError
+from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.proxy import streaming
 from clawgym_env.proxy.connection import BodyTooLarge, ClientGone, Connection
 from clawgym_env.proxy.dialects import dialect_of, routes
@@ -172,8 +172,12 @@ async def _call(
     target = f"{path}?{connection.query}"
     request, digest = await session.off_loop(lambda: session.read_request(dialect, body, target), len(body))
     if count:
-        tokens = await session.count_tokens(request, connection.headers, size=len(body))
-        await connection.reply(200, dialect.count_body(tokens))
+        try:
+            tokens = await session.count_tokens(request, connection.headers, size=len(body))
+        except ContextOverflow as overflow:
+            await connection.reply(400, dialect.overflow_error(overflow))
+        else:
+            await connection.reply(200, dialect.count_body(tokens))
         return
     call = session.submit(request, digest, connection.headers, size=len(body))
     if call is None:

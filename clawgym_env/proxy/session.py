@@ -55,6 +55,10 @@ UNKNOWN_FIELDS = 256
 """Names kept of one rollout."""
 MAX_NAME = 1000
 """Characters of a model's name, which every event of a stream repeats, and of a field's that is kept."""
+CHARS_PER_TOKEN = 32
+"""Far more than any tokeniser packs into a token of a real text. What is longer than the window by this measure is
+refused uncounted: to tokenise 30 MB takes a worker most of a minute, and gigabytes."""
+USUAL_CHARS_PER_TOKEN = 4
 PARSER_TAIL = 256
 """How many prompt ids a reply parser gets: enough for the last turn's header and a prefilled channel."""
 GENERATE_ATTEMPTS = 2
@@ -330,7 +334,13 @@ class RolloutSession:
             self._builder.mark_delivered(call.index, self._clock())
 
     async def count_tokens(self, request: ChatRequest, headers: Mapping[str, str], *, size: int) -> int:
-        """Return how many prompt tokens a request would have. Records nothing."""
+        """Return how many prompt tokens a request would have. Records nothing.
+
+        Raises:
+            ContextOverflow: far more than the window holds.
+            ProxyError: the conversation cannot be rendered.
+            SessionClosed: the rollout is over.
+        """
         self._require_open()
         async with self._building:
             prepared = await self._prepare(request, headers, arrived_s=self._clock(), size=size)
@@ -454,9 +464,19 @@ class RolloutSession:
     ) -> PreparedCall:
         def prepare() -> PreparedCall:
             with _bounded_depth():
+                if size > CHARS_PER_TOKEN * self.context_length:
+                    self._require_countable(request)
                 return self._builder.prepare(request, headers, arrived_s=arrived_s)
 
         return await self.off_loop(prepare, size)
+
+    def _require_countable(self, request: ChatRequest) -> None:
+        texts = [text for message in request.messages for text in (message.content, message.reasoning or "")]
+        texts += [call.arguments for message in request.messages for call in message.tool_calls]
+        offered = sum(len(tool.description) + len(write_json(dict(tool.parameters))) for tool in request.tools)
+        length = sum(map(len, texts)) + offered
+        if length > CHARS_PER_TOKEN * self.context_length:
+            raise ContextOverflow(length // USUAL_CHARS_PER_TOKEN, self.context_length)
 
     def _call_sampling(self, request: ChatRequest, prepared: PreparedCall, window: int) -> SamplingParams:
         """Return the policy's own sampling, clamped to what is left, with a seed no other call of the rollout has."""

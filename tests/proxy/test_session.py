@@ -21,6 +21,7 @@ from clawgym_env.proxy.session import UNKNOWN_FIELDS, SessionSettings, cut_at_st
 from clawgym_env.rollout import StopReason
 from clawgym_env.tasks.task import Limits
 from clawgym_env.testing import InProcessHarness
+from clawgym_env.tokenizer import TextTokenizer
 from clawgym_env.trace.calls import ModelCall
 
 
@@ -165,6 +166,19 @@ def test_what_is_kept_of_requests_does_not_grow_with_what_an_agents_code_sends()
             await eventually(lambda: len(rig.session.requests) == 4)
             assert rig.session.requests[0].client_sampling == {"temperature": 0.5}
             assert len(rig.session.unknown_fields) == UNKNOWN_FIELDS
+
+    run(test)
+
+
+@pytest.mark.parametrize("path", [MESSAGES, f"{MESSAGES}/count_tokens"])
+def test_a_prompt_many_times_the_window_is_refused_uncounted(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        async with running(ScriptedEngine(["hello"], context_length=500)) as rig:
+            monkeypatch.setattr(TextTokenizer, "encode_literal", lambda self, text: pytest.fail("It was tokenised."))
+            answer = await rig.post(path, ask("x" * 40_000))
+            assert (answer.status_code, rig.session.num_calls) == (400, 0)
+            assert answer.json()["error"]["message"] == "prompt is too long: 10000 tokens > 500 maximum"
+            assert rig.session.overflowed == (path == MESSAGES)
 
     run(test)
 
