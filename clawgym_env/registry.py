@@ -10,11 +10,13 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl
+
+import pydantic
 
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine
@@ -66,7 +68,10 @@ def load(import_path: str) -> Any:
     module, _, attribute = import_path.partition(":")
     if not attribute:
         raise ClawGymError(f"Expected an import path 'package.module:attribute', got {import_path!r}.")
-    return getattr(importlib.import_module(module), attribute)
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except AttributeError as error:
+        raise ClawGymError(f"Expected {attribute!r} in {module}, got: {error}.") from error
 
 
 def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
@@ -78,12 +83,7 @@ def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
         return spec
     name, _, query = spec.partition("?")
     made = _resolve("harness", name, HARNESSES)
-    options = {key: _option(value) for key, value in parse_qsl(query, keep_blank_values=True)}
-    if options and (unknown := sorted(options.keys() - (known := inspect.signature(made).parameters))):
-        raise ClawGymError(
-            f"Expected options of harness {name!r} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
-        )
-    harness = made(**options)
+    harness = made(**_options(name, made, query)) if query else made()
     if not isinstance(harness, HarnessAdapter):
         raise ClawGymError(f"Expected {name!r} to make a HarnessAdapter, got {type(harness).__name__}.")
     return harness
@@ -155,9 +155,30 @@ def _resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
     raise UnknownName(kind, name, table)
 
 
-def _option(value: str) -> bool | str | tuple[str, ...]:
-    if value in ("", "true"):
-        return True
-    if value == "false":
-        return False
-    return tuple(value.split(",")) if "," in value else value
+def _options(name: str, made: Callable[..., object], query: str) -> dict[str, object]:
+    """Read the text behind the question mark as what the parameters of a harness are annotated to be.
+
+    Raises:
+        ClawGymError: an unknown option, or a value that its parameter does not take.
+    """
+    try:
+        known = inspect.signature(made, eval_str=True).parameters
+    except NameError:  # annotations that only a type checker can read
+        known = inspect.signature(made).parameters
+    given = dict(parse_qsl(query, keep_blank_values=True))
+    if unknown := sorted(given.keys() - known):
+        raise ClawGymError(
+            f"Expected options of harness {name!r} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
+        )
+    options = {}
+    for key, text in given.items():
+        wanted = known[key].annotation
+        listed = tuple(filter(None, text.split(","))) if "," in text else text
+        try:
+            checked = Any if wanted is inspect.Parameter.empty or isinstance(wanted, str) else wanted
+            options[key] = pydantic.TypeAdapter(checked).validate_python(listed or True)
+        except pydantic.ValidationError as error:
+            raise ClawGymError(
+                f"Expected option {key} of harness {name!r} to be {inspect.formatannotation(wanted)}, got {text!r}."
+            ) from error
+    return options

@@ -51,3 +51,22 @@ def test_an_import_path_to_something_else_is_refused() -> None:
 def test_an_engine_over_a_policy_is_made_from_its_cache(tmp_path: Path) -> None:
     with pytest.raises(PolicyNotBuilt, match="clawgym policy build tiny"):
         registry.engine("torch:tiny", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("spec", "bare"),
+    [("codex?bare", True), ("codex?bare=1", True), ("codex?bare=no", False), ("codex?bare=0", False)],
+)
+def test_a_switch_is_read_as_one(spec: str, bare: bool) -> None:
+    assert registry.adapter(spec).bare is bare  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("spec", ["codex?bare=maybe", "claude-code?tools", "gemini-cli?tools=", "command?file"])
+def test_an_option_of_another_type_is_refused(spec: str) -> None:
+    with pytest.raises(ClawGymError, match=r"Expected option \w+ of harness '[\w-]+' to be .*, got '\w*'"):
+        registry.adapter(spec)
+
+
+def test_an_import_path_without_its_attribute_is_refused() -> None:
+    with pytest.raises(ClawGymError, match=r"Expected .Nothing. in clawgym_env\.testing"):
+        registry.adapter("clawgym_env.testing:Nothing")
