@@ -112,7 +112,7 @@ def _specs(value: Json, where: str, *, loaded: bool) -> Iterator[ToolSpec]:
     A tool of another type is one that only the vendor's server could run.
     """
     tool = wire.as_object(value, where)
-    kind = wire.as_text(tool.get("type", "function"), f"{where}.type")
+    kind = wire.as_text(tool.get("type"), f"{where}.type") or "function"
     if kind in _CALLABLE and (loaded or not tool.get("defer_loading")):
         yield _tool(tool, where)
     elif kind == "namespace":
@@ -129,7 +129,7 @@ def _specs(value: Json, where: str, *, loaded: bool) -> Iterator[ToolSpec]:
 def _ignored_tools(fields: Mapping[str, Json]) -> list[str]:
     """Name the types of tools that are not offered, once each."""
     tools = wire.as_list(fields.get("tools"), "tools")
-    kinds = (tool.get("type", "function") for tool in tools if isinstance(tool, dict))
+    kinds = (tool.get("type") or "function" for tool in tools if isinstance(tool, dict))
     return list(dict.fromkeys(f"tools[{kind}]" for kind in kinds if kind not in (*_CALLABLE, "namespace")))
 
 

@@ -123,8 +123,8 @@ def _read_item(conversation: _Conversation, item: Mapping[str, Json], where: str
     Of types we never sample, a call becomes a tool call with its fields as arguments, or `[web_search_call]` where the
     server of another day made it alone; an output becomes a tool result; anything else `[type]` from the user.
     """
-    kind = item.get("type", "message" if "role" in item else "item_reference")
-    match wire.as_text(kind, f"{where}.type"):
+    kind = wire.as_text(item.get("type"), f"{where}.type")
+    match kind or ("message" if "role" in item else "item_reference"):
         case "message":
             _read_message(conversation, item, where)
         case "agent_message":

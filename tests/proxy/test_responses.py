@@ -266,6 +266,16 @@ def test_items_of_every_type_are_read(item: dict[str, Any], message: Message) ->
     assert read(item) == (message,)
 
 
+def test_a_type_of_null_is_one_left_out() -> None:
+    tool = {"type": None, "name": "f", "parameters": {}}
+    request = responses.parse_request(
+        json.dumps({"input": [{"type": None, "role": "user", "content": "go"}], "tools": [tool]}).encode()
+    )
+    assert request.messages == (Message("user", "go"),)
+    assert [spec.name for spec in request.tools] == ["f"]
+    assert request.unknown_fields == ()
+
+
 def test_items_that_are_for_the_server_leave_no_trace() -> None:
     hi = {"role": "user", "content": "hi"}
     assert read({"type": "compaction_trigger"}, hi, {"type": "additional_tools", "tools": []}) == read(hi)
