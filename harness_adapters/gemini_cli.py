@@ -84,7 +84,11 @@ def settings(context: HarnessContext, tools: Sequence[str] | None) -> dict[str, 
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 4},
-        "model": {"compressionThreshold": COMPACT_AT * context.context_length / ASSUMED_WINDOW},
+        "model": {
+            "compressionThreshold": COMPACT_AT * context.context_length / ASSUMED_WINDOW,
+            # From the 30th turn on it asks the policy whether it loops, and waits a minute for JSON that it likes.
+            "disableLoopDetection": True,
+        },
         "mcpServers": {server.name: mcp_entry(server) for server in context.mcp_servers},
     }
     if tools is not None:

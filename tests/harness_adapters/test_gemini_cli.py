@@ -62,7 +62,10 @@ def test_nothing_is_reported_and_compaction_knows_the_true_window() -> None:
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "general": {"enableAutoUpdate": False, "enableAutoUpdateNotification": False, "maxAttempts": 4},
-        "model": {"compressionThreshold": pytest.approx(0.7 * 32_768 / 1_048_576)},
+        "model": {
+            "compressionThreshold": pytest.approx(0.7 * 32_768 / 1_048_576),
+            "disableLoopDetection": True,
+        },
         "mcpServers": {},
     }
 
