@@ -267,7 +267,7 @@ def test_items_of_every_type_are_read(item: dict[str, Any], message: Message) ->
 
 
 def test_a_type_of_null_is_one_left_out() -> None:
-    tool = {"type": None, "name": "f", "parameters": {}}
+    tool: dict[str, Any] = {"type": None, "name": "f", "parameters": {}}
     request = responses.parse_request(
         json.dumps({"input": [{"type": None, "role": "user", "content": "go"}], "tools": [tool]}).encode()
     )
