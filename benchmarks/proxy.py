@@ -149,11 +149,13 @@ def ours(work: Work, folder: Path, pipe: multiprocessing.connection.Connection) 
             paths = [f"/r/{session.key}/v1/chat/completions" for session in sessions]
             pipe.send(Target(listener.port, paths, f"/r/{sessions[0].key}/v1/models"))
             lags: list[float] = []
-            while not pipe.poll():
+            stopped = asyncio.Event()
+            asyncio.get_running_loop().add_reader(pipe.fileno(), stopped.set)
+            while not stopped.is_set():
                 begin = time.perf_counter()
                 await asyncio.sleep(0.01)
                 lags.append(time.perf_counter() - begin - 0.01)
-            pipe.recv()
+            asyncio.get_running_loop().remove_reader(pipe.fileno())
             trees = [await session.settle(quiet_s=0.0) for session in sessions]
             await server.close()
         pipe.send((lags, _same_calls(trees, folder)))
