@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from clawgym_env.engine.base import Engine, Generation, SamplingParams
     from clawgym_env.envs.rollout import RolloutEnv
     from clawgym_env.envs.rollout_vector import RolloutVectorEnv, rollouts
-    from clawgym_env.errors import ClawGymError, HarnessNotInstalled, PolicyNotBuilt
+    from clawgym_env.errors import ClawGymError, HarnessNotInstalled, HarnessUnsuitable, PolicyNotBuilt
     from clawgym_env.grading.base import Grade, Grader
     from clawgym_env.harness import HarnessAdapter
     from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
     from clawgym_env.rollout import Rollout, StopReason
     from clawgym_env.tasks.loading import load_tasks
-    from clawgym_env.tasks.task import Limits, Task, TaskFile, TaskSet
+    from clawgym_env.tasks.task import Limits, McpServer, Task, TaskFile, TaskSet
     from clawgym_env.trace.prefix_tree import PrefixTree, Selection
     from clawgym_env.trace.store import RolloutStore
 
@@ -36,6 +36,7 @@ _HOMES = {
     "rollouts": "envs.rollout_vector",
     "ClawGymError": "errors",
     "HarnessNotInstalled": "errors",
+    "HarnessUnsuitable": "errors",
     "PolicyNotBuilt": "errors",
     "Grade": "grading.base",
     "Grader": "grading.base",
@@ -46,6 +47,7 @@ _HOMES = {
     "Rollout": "rollout",
     "StopReason": "rollout",
     "Limits": "tasks.task",
+    "McpServer": "tasks.task",
     "Task": "tasks.task",
     "TaskFile": "tasks.task",
     "TaskSet": "tasks.task",
@@ -63,7 +65,9 @@ __all__ = [
     "Grader",
     "HarnessAdapter",
     "HarnessNotInstalled",
+    "HarnessUnsuitable",
     "Limits",
+    "McpServer",
     "PolicyNotBuilt",
     "PrefixTree",
     "Rollout",

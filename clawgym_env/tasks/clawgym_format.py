@@ -22,6 +22,8 @@ from clawgym_env.tasks.task import Limits, Task, TaskFile, TaskSet
 ENTRY, INPUTS, REWARD = "data_entry.json", "input_files", "reward"
 GRADE_COMMAND = ("bash", f"{REWARD}/{REWARD}.sh")
 MAX_FILE_BYTES = 64 << 20
+ADDITIONS = ("limits", "memory_mb", "mcp_servers")
+"""What of a `Task` the format has no place for: we keep it in the metadata."""
 
 
 class DataEntry(BaseModel):
@@ -34,7 +36,7 @@ class DataEntry(BaseModel):
     input_mount_dir: str | None = None
     """Absolute, the workspace or a folder in it; where `input_files/` goes."""
     metadata: dict[str, JsonValue]
-    """May hold `limits` and `memory_mb`, an addition of ours."""
+    """May hold `ADDITIONS`."""
 
 
 def load_clawgym(path: str | Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> TaskSet:
@@ -98,10 +100,8 @@ def _load_task(folder: Path, max_file_bytes: int) -> Task:
                 "files": inputs,
                 "hidden_files": hidden,
                 "grade_command": GRADE_COMMAND,
-                "metadata": {
-                    name: part for name, part in entry.metadata.items() if name not in ("limits", "memory_mb")
-                },
-                **{name: part for name, part in entry.metadata.items() if name in ("limits", "memory_mb")},
+                "metadata": {name: part for name, part in entry.metadata.items() if name not in ADDITIONS},
+                **{name: part for name, part in entry.metadata.items() if name in ADDITIONS},
             }
         )
     except ValidationError as error:
@@ -198,10 +198,7 @@ def _save_task(task: Task, folder: Path) -> None:
     if GRADE_COMMAND[1] not in paths or any(PurePosixPath(path).parts[0] != REWARD for path in paths):
         raise TaskError(f"Expected the hidden files of {task.id!r} in {REWARD}/, with {GRADE_COMMAND[1]}, got {paths}.")
     metadata: dict[str, JsonValue] = dict(task.metadata)
-    if task.limits != Limits():
-        metadata["limits"] = task.limits.model_dump(exclude_defaults=True)
-    if task.memory_mb != Task.model_fields["memory_mb"].default:
-        metadata["memory_mb"] = task.memory_mb
+    metadata |= task.model_dump(mode="json", include=set(ADDITIONS), exclude_defaults=True)
     entry: Mapping[str, JsonValue] = {
         "task_id": task.id,
         "user_query": task.instruction,

@@ -9,10 +9,12 @@ import pytest
 
 from clawgym_env.errors import TaskError
 from clawgym_env.sandbox.base import WORKDIR
-from clawgym_env.tasks import Limits, Task, TaskFile, load_clawgym, save_clawgym
+from clawgym_env.tasks import Limits, McpServer, Task, TaskFile, load_clawgym, save_clawgym
 from clawgym_env.tasks.bundled import bundled_tasks
 
 ENTRY = {"task_id": "task_0000", "user_query": "Do it.", "input_mount_dir": WORKDIR, "metadata": {"category": ""}}
+
+DOCUMENTS = McpServer(name="papers", command=("clawgym:documents", "--folder", "papers"))
 
 
 def make_task(folder: Path, **changes: object) -> Path:
@@ -182,12 +184,15 @@ def test_bundled_tasks_survive_being_written_and_loaded(tmp_path: Path) -> None:
         assert copy.model_copy(update=blank) == task.model_copy(update=blank)
 
 
-def test_limits_are_kept_in_the_metadata(tmp_path: Path) -> None:
+def test_limits_and_servers_are_kept_in_the_metadata(tmp_path: Path) -> None:
     limits = Limits(max_calls=3)
-    task = load_clawgym(make_task(tmp_path / "a"))[0].model_copy(update={"limits": limits, "memory_mb": 512})
+    task = load_clawgym(make_task(tmp_path / "a"))[0].model_copy(
+        update={"limits": limits, "memory_mb": 512, "mcp_servers": (DOCUMENTS,)}
+    )
     save_clawgym([task], tmp_path / "out")
     copy = load_clawgym(tmp_path / "out")[0]
     assert (copy.limits, copy.memory_mb, copy.metadata) == (limits, 512, task.metadata)
+    assert copy.mcp_servers == (DOCUMENTS,)
 
 
 @pytest.mark.parametrize(
