@@ -4,4 +4,14 @@ from clawgym_env.tasks.clawgym_format import load_clawgym, save_clawgym
 from clawgym_env.tasks.loading import load_tasks
 from clawgym_env.tasks.task import Limits, McpServer, Task, TaskFile, TaskSet, TasksLike
 
-__all__ = ["Limits", "McpServer", "Task", "TaskFile", "TaskSet", "TasksLike", "load_clawgym", "load_tasks", "save_clawgym"]
+__all__ = [
+    "Limits",
+    "McpServer",
+    "Task",
+    "TaskFile",
+    "TaskSet",
+    "TasksLike",
+    "load_clawgym",
+    "load_tasks",
+    "save_clawgym",
+]

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from clawgym_env.errors import TaskError
 from clawgym_env.sandbox.base import WORKDIR
-from clawgym_env.tasks.task import Limits, Task, TaskFile, TaskSet
+from clawgym_env.tasks.task import Task, TaskFile, TaskSet
 
 ENTRY, INPUTS, REWARD = "data_entry.json", "input_files", "reward"
 GRADE_COMMAND = ("bash", f"{REWARD}/{REWARD}.sh")
