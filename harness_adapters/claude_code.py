@@ -14,7 +14,7 @@ from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME
+from harness_adapters.launch import HOME, no_command
 from harness_adapters.npm import NpmProduct
 from harness_adapters.product import InstalledHarness
 
@@ -30,6 +30,7 @@ OFF_SWITCHES = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
     "DISABLE_AUTOUPDATER": "1",
     "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",  # else the system prompt begins with a nonce
+    "NO_PROXY": "127.0.0.1",
     "IS_SANDBOX": "1",  # else root may not skip permissions
     "CLAUDE_CODE_MAX_RETRIES": "4",
 }
@@ -77,10 +78,10 @@ class ClaudeCodeHarness(InstalledHarness):
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         argv = [*self.product.argv, "--print", "--model", context.model, "--output-format", "json"]
-        argv += ["--session-id", SESSION_ID, "--dangerously-skip-permissions"]
+        argv += ["--session-id", SESSION_ID, "--dangerously-skip-permissions", "--strict-mcp-config"]
         if context.mcp_servers:
             await sandbox.write_file(MCP_CONFIG, json.dumps(mcp_config(context)).encode())
-            argv += ["--mcp-config", MCP_CONFIG, "--strict-mcp-config"]
+            argv += ["--mcp-config", MCP_CONFIG]
         if self.bare:
             argv.append("--bare")
         if self.tools is not None:
@@ -95,7 +96,9 @@ class ClaudeCodeHarness(InstalledHarness):
             **({} if self.background else {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1"}),
             **(old_switches(context) if self.product is OLD else {}),
         }
-        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
+        argv += ["--settings", json.dumps({"env": env})]  # else a workspace's own settings could name another server
+        stdin = no_command(context.instruction).encode()
+        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=stdin)
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
@@ -109,10 +112,10 @@ class ClaudeCodeHarness(InstalledHarness):
 
 def old_switches(context: HarnessContext) -> dict[str, str]:
     """Return what 2.0.76 is told. Its summary call holds the whole history, so it must compact early."""
-    share = (context.context_length * 3 / 4 - context.max_tokens) / (OLD_WINDOW - context.max_tokens)
+    share = (context.context_length * 3 / 4 - context.max_tokens) / max(OLD_WINDOW - context.max_tokens, 1)
     return {
         **dict.fromkeys(OTHER_MODELS, context.model),
-        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": f"{100 * min(share, 1):.2f}",
+        "CLAUDE_AUTOCOMPACT_PCT_OVERRIDE": f"{100 * min(max(share, 0.01), 1):.2f}",
         "DISABLE_PROMPT_CACHING": "1",  # else two sub-agents are called at start, to warm a cache that we have not
     }
 

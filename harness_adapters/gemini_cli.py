@@ -57,6 +57,10 @@ class GeminiCliHarness(InstalledHarness):
         env = {
             "GEMINI_API_KEY": context.api_key,
             "GOOGLE_GEMINI_BASE_URL": context.base_url,
+            # As the system's settings they come before a workspace's own, which could name another server.
+            "GEMINI_CLI_SYSTEM_SETTINGS_PATH": SETTINGS,
+            "GEMINI_SANDBOX": "false",
+            "NO_PROXY": "127.0.0.1",
             "GEMINI_CLI_TRUST_WORKSPACE": "true",  # else it runs without --yolo
         }
         # The instruction goes through stdin: as an argument "@name" would be read as a file.

@@ -14,7 +14,6 @@ from clawgym_env.harness import HarnessContext, HarnessExit, McpServer
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME
 from harness_adapters.npm import NpmProduct
 from harness_adapters.product import InstalledHarness
 
@@ -26,11 +25,11 @@ PRODUCT = NpmProduct(
     native=True,
 )
 PROVIDER = "clawgym"
-CONFIG = f"{HOME}/.config/opencode/opencode.json"
 OFF_SWITCHES = {
     "OPENCODE_DISABLE_AUTOUPDATE": "1",
     "OPENCODE_DISABLE_MODELS_FETCH": "1",
     "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+    "NO_PROXY": "127.0.0.1",
 }
 TITLE_WORDS = "You are a title generator"
 COMPACTION_WORDS = "You are a context summarization agent"
@@ -51,12 +50,13 @@ class OpenCodeHarness(InstalledHarness):
         self.title = title
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
-        await sandbox.write_file(CONFIG, json.dumps(config(context)).encode())
         argv = [*PRODUCT.argv, "run", "--model", f"{PROVIDER}/{context.model}", "--format", "json", "--auto"]
         if not self.title:
             argv += ["--title", "Task"]
+        # As a file it would come before a workspace's own opencode.json, which could name another server.
+        env = {**OFF_SWITCHES, "OPENCODE_CONFIG_CONTENT": json.dumps(config(context))}
         # The instruction goes through stdin: as an argument it would be put in quotes.
-        done = await sandbox.exec(argv, env=OFF_SWITCHES, cwd=context.workdir, stdin=context.instruction.encode())
+        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:

@@ -15,7 +15,7 @@ from clawgym_env.harness import HarnessContext, HarnessExit, McpServer
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME
+from harness_adapters.launch import HOME, no_command
 from harness_adapters.npm import NpmProduct
 from harness_adapters.product import InstalledHarness
 
@@ -63,10 +63,13 @@ class QwenCodeHarness(InstalledHarness):
             # Given a limit, it does not ask again with a larger one for a reply that was cut.
             "QWEN_CODE_MAX_OUTPUT_TOKENS": str(context.max_tokens),
             "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+            # As the system's settings they come before a workspace's own, which could name another server.
+            "QWEN_CODE_SYSTEM_SETTINGS_PATH": SETTINGS,
+            "QWEN_SANDBOX": "false",
+            "NO_PROXY": "127.0.0.1",
         }
-        # A line that begins with a slash would be a command of its own, and no model would be asked.
-        task = f"\n{context.instruction}" if context.instruction.startswith("/") else context.instruction
-        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=task.encode())
+        stdin = no_command(context.instruction).encode()
+        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=stdin)
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:
@@ -86,6 +89,7 @@ def settings(context: HarnessContext) -> dict[str, Json]:
     }
     return {
         "$version": SETTINGS_VERSION,
+        "security": {"auth": {"selectedType": "openai", "baseUrl": f"{context.base_url}/v1"}},
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "general": {"enableAutoUpdate": False},

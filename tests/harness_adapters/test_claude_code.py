@@ -35,11 +35,14 @@ def play(spec: str, context: HarnessContext = CONTEXT, stdout: bytes = b"") -> t
 def test_claude_code_gets_its_switches_and_the_instruction_on_stdin() -> None:
     done, sandbox = play("claude-code", stdout=b'{"is_error": false, "result": "Done."}\n')
     (run,) = sandbox.execs
-    assert run.argv == (
+    assert run.argv[:-2] == (
         "/opt/clawgym/claude-code-2.1.332/program",
         *("--print", "--model", "policy", "--output-format", "json"),
         *("--session-id", "c1a76000-0000-4000-8000-000000000001", "--dangerously-skip-permissions"),
+        "--strict-mcp-config",
     )
+    assert run.argv[-2] == "--settings"
+    assert json.loads(run.argv[-1]) == {"env": run.env}
     assert run.env == {
         "ANTHROPIC_API_KEY": "sk-dummy",
         "ANTHROPIC_BASE_URL": "http://127.0.0.1:8080/r/k3y",
@@ -50,6 +53,7 @@ def test_claude_code_gets_its_switches_and_the_instruction_on_stdin() -> None:
         "CLAUDE_CODE_MAX_RETRIES": "4",
         "DISABLE_AUTOUPDATER": "1",
         "IS_SANDBOX": "1",
+        "NO_PROXY": "127.0.0.1",
     }
     assert (run.cwd, run.stdin.decode()) == (WORKDIR, CONTEXT.instruction)
     assert done.response == "Done."
@@ -65,7 +69,12 @@ def test_claude_code_gets_its_switches_and_the_instruction_on_stdin() -> None:
 )
 def test_claude_code_can_be_made_smaller(spec: str, flags: tuple[str, ...]) -> None:
     _, sandbox = play(spec)
-    assert sandbox.execs[0].argv[-len(flags) :] == flags
+    assert sandbox.execs[0].argv[-len(flags) - 2 : -2] == flags
+
+
+def test_a_task_that_begins_with_a_slash_is_no_command_of_claude_code() -> None:
+    _, sandbox = play("claude-code", replace(CONTEXT, instruction="/new is a word. Write it."))
+    assert sandbox.execs[0].stdin == b"\n/new is a word. Write it."
 
 
 def test_claude_code_can_be_told_to_wait_for_its_sub_agents() -> None:
@@ -89,6 +98,12 @@ def test_the_old_claude_code_compacts_at_three_quarters_of_the_true_window(windo
     made = claude_code.old_switches(replace(CONTEXT, context_length=window, max_tokens=reply))
     at = float(made["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"]) / 100 * (200_000 - reply)
     assert at + reply == pytest.approx(min(window * 3 / 4, 200_000), abs=20)
+
+
+@pytest.mark.parametrize("reply", [32_000, 200_000, 300_000])
+def test_the_old_claude_code_is_told_some_share_whatever_the_reply(reply: int) -> None:
+    made = claude_code.old_switches(replace(CONTEXT, context_length=32_768, max_tokens=reply))
+    assert 0 < float(made["CLAUDE_AUTOCOMPACT_PCT_OVERRIDE"]) <= 100
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,9 @@ def test_it_is_pointed_at_the_proxy_and_gets_the_instruction_on_stdin() -> None:
     assert run.env == {
         "GEMINI_API_KEY": "sk-dummy",
         "GOOGLE_GEMINI_BASE_URL": "http://127.0.0.1:8080/r/k3y",
+        "GEMINI_CLI_SYSTEM_SETTINGS_PATH": "/root/.gemini/settings.json",
+        "GEMINI_SANDBOX": "false",
+        "NO_PROXY": "127.0.0.1",
         "GEMINI_CLI_TRUST_WORKSPACE": "true",
     }
     assert (run.cwd, run.stdin.decode()) == (WORKDIR, CONTEXT.instruction)

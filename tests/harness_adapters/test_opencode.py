@@ -42,7 +42,9 @@ def test_it_gets_the_instruction_on_stdin_and_its_switches() -> None:
     (run,) = sandbox.execs
     program = "/opt/clawgym/opencode-1.18.33/program"
     assert run.argv == (program, "run", "--model", "clawgym/policy", "--format", "json", "--auto")
+    assert json.loads(run.env.pop("OPENCODE_CONFIG_CONTENT"))["model"] == "clawgym/policy"
     assert run.env == {
+        "NO_PROXY": "127.0.0.1",
         "OPENCODE_DISABLE_AUTOUPDATE": "1",
         "OPENCODE_DISABLE_MODELS_FETCH": "1",
         "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
@@ -54,7 +56,7 @@ def test_it_gets_the_instruction_on_stdin_and_its_switches() -> None:
 def test_the_proxy_is_its_only_provider_and_it_waits_for_it() -> None:
     sandbox = FakeSandbox()
     asyncio.run(OpenCodeHarness().run(sandbox, CONTEXT))
-    made = json.loads(sandbox.files["/root/.config/opencode/opencode.json"])
+    made = json.loads(sandbox.execs[0].env["OPENCODE_CONFIG_CONTENT"])
     assert made["enabled_providers"] == ["clawgym"]
     assert (made["model"], made["small_model"]) == ("clawgym/policy", "clawgym/policy")
     assert (made["autoupdate"], made["share"]) == (False, "disabled")

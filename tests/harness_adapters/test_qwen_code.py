@@ -43,6 +43,9 @@ def test_it_is_pointed_at_the_proxy_and_gets_the_instruction_on_stdin() -> None:
         "OPENAI_MODEL": "policy",
         "QWEN_CODE_MAX_OUTPUT_TOKENS": "2048",
         "QWEN_CODE_SUPPRESS_YOLO_WARNING": "1",
+        "QWEN_CODE_SYSTEM_SETTINGS_PATH": "/root/.qwen/settings.json",
+        "QWEN_SANDBOX": "false",
+        "NO_PROXY": "127.0.0.1",
     }
     assert (run.cwd, run.stdin.decode()) == (WORKDIR, CONTEXT.instruction)
     assert done.response == "Done."
@@ -60,6 +63,7 @@ def test_nothing_is_reported_or_remembered_and_the_window_is_the_true_one() -> N
     generation = {"contextWindowSize": 32_768, "timeout": 300_000, "streamIdleTimeoutMs": 0, "maxRetries": 3}
     assert json.loads(sandbox.files["/root/.qwen/settings.json"]) == {
         "$version": 4,
+        "security": {"auth": {"selectedType": "openai", "baseUrl": "http://127.0.0.1:8080/r/k3y/v1"}},
         "privacy": {"usageStatisticsEnabled": False},
         "telemetry": {"enabled": False},
         "general": {"enableAutoUpdate": False},

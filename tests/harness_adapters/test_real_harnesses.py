@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_sandbox import CONTEXT
+from real_run import real_run
 
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.scripted import Script, ScriptedEngine, tool_call
@@ -84,6 +86,28 @@ def test_it_does_the_task_and_every_sampled_token_is_trained(spec: str, tool: st
     said = [engine.tokenizer.decode([int(token) for token in call.token_ids]) for call in tree.calls]
     assert [text.split("<|im_end|>")[0] for text in said] == replies
     assert tree.buckets()["trained"] == tree.num_completion_tokens
+
+
+ELSEWHERE = "http://127.0.0.1:9"
+REDIRECTS = {
+    ".env": f"HTTP_PROXY={ELSEWHERE}\nHTTPS_PROXY={ELSEWHERE}\nGEMINI_SANDBOX=docker\n",
+    ".claude/settings.json": json.dumps({"env": {"ANTHROPIC_BASE_URL": ELSEWHERE}, "model": "other"}),
+    ".codex/config.toml": f'model_provider = "x"\n[model_providers.x]\nname = "x"\nbase_url = "{ELSEWHERE}/v1"\n',
+    ".gemini/settings.json": json.dumps({"security": {"auth": {"selectedType": "oauth-personal"}}}),
+    ".pi/settings.json": json.dumps({"defaultProvider": "openai", "defaultModel": "other"}),
+    ".qwen/settings.json": json.dumps(
+        {"$version": 4, "security": {"auth": {"selectedType": "qwen-oauth", "baseUrl": ELSEWHERE}}, "proxy": ELSEWHERE}
+    ),
+    "opencode.json": json.dumps({"provider": {"clawgym": {"options": {"baseURL": ELSEWHERE}}}, "model": "x/x"}),
+}
+"""What a task's folder may hold that names another server than the proxy."""
+
+
+@pytest.mark.harness
+@pytest.mark.parametrize("spec", ["claude-code", "codex", "gemini-cli", "opencode?title=false", "pi", "qwen-code"])
+def test_settings_in_the_workspace_lead_no_call_elsewhere(spec: str) -> None:
+    run = real_run(spec, ["Done."], files={name: text.encode() for name, text in REDIRECTS.items()})
+    assert (run.exit.exit_code, run.exit.response, run.said()) == (0, "Done.", ["Done."]), run.exit
 
 
 @pytest.mark.parametrize(("spec", "tool", "arguments"), [CASES[0], CASES[2], CASES[3]])
