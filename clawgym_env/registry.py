@@ -91,7 +91,12 @@ def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
 
 def installable(spec: str) -> HarnessAdapter | BundledServer:
     """Return what `clawgym install SPEC` installs: a harness, or a bundled MCP server."""
-    return bundled_server(spec) if spec in MCP_SERVERS else adapter(spec)
+    name = spec.partition("?")[0]
+    if name in MCP_SERVERS:
+        return bundled_server(name)
+    if name not in HARNESSES and ":" not in name:
+        raise UnknownName("harness or bundled MCP server", name, (*HARNESSES, *MCP_SERVERS))
+    return adapter(spec)
 
 
 def bundled_server(name: str) -> BundledServer:

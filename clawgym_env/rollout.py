@@ -56,8 +56,9 @@ def failure_rule(stop_reason: StopReason, *, policy_asked: bool) -> FailureRule:
     """Return the rule for a rollout that stopped like this.
 
     Args:
-        policy_asked: whether any call was captured, or the harness calls no model by design. Where the policy was never
-            asked, whatever ended the rollout is not its doing: an untouched workspace's score would be a silent zero.
+        policy_asked: whether any call was captured that is for the task itself (no title, no summary), or the harness
+            calls no model by design. Where the policy was never asked, whatever ended the rollout is not its doing: an
+            untouched workspace's score would be a silent zero.
     """
     rule = FAILURE_RULES[stop_reason]
     if policy_asked or not rule.graded:

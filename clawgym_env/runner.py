@@ -303,7 +303,7 @@ def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress
         progress.stop(StopReason.CONTEXT_LENGTH, progress.error)
     if not policy_asked(request, progress.tree):
         if progress.stop_reason is StopReason.COMPLETED:
-            progress.stop(StopReason.HARNESS_ERROR, "The harness ended without a model call.")
+            progress.stop(StopReason.HARNESS_ERROR, "The harness ended without asking the model for the task.")
         elif progress.stop_reason is StopReason.CONTEXT_LENGTH:
             progress.error = (
                 f"Expected a first prompt within the policy's {session.context_length} tokens, got a longer one."
@@ -311,8 +311,12 @@ def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress
 
 
 def policy_asked(request: RolloutRequest, tree: PrefixTree) -> bool:
-    """Whether any call was captured, or the harness calls no model by design."""
-    return len(tree) > 0 or not request.adapter.calls_model
+    """Whether the policy was asked for the task itself, or the harness calls no model by design.
+
+    A title or a summary alone is no answer to the task: its untouched workspace would be graded.
+    """
+    asked = any(call.kind not in ("compaction", "auxiliary") for call in tree)
+    return asked or not request.adapter.calls_model
 
 
 def _rule(request: RolloutRequest, progress: _Progress) -> FailureRule:

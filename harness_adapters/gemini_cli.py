@@ -63,7 +63,7 @@ class GeminiCliHarness(InstalledHarness):
             "NO_PROXY": "127.0.0.1",
             "GEMINI_CLI_TRUST_WORKSPACE": "true",  # else it runs without --yolo
         }
-        # The instruction goes through stdin: as an argument "@name" would be read as a file.
+        # The instruction goes through stdin, where no length and no leading dash matters.
         done = await sandbox.exec(
             [*PRODUCT.argv, "--yolo", "--model", context.model, "--output-format", "json"],
             env=env,

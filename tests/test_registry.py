@@ -70,3 +70,10 @@ def test_an_option_of_another_type_is_refused(spec: str) -> None:
 def test_an_import_path_without_its_attribute_is_refused() -> None:
     with pytest.raises(ClawGymError, match=r"Expected .Nothing. in clawgym_env\.testing"):
         registry.adapter("clawgym_env.testing:Nothing")
+
+
+def test_what_can_be_installed_is_a_harness_or_a_bundled_server() -> None:
+    assert registry.installable("documents").argv
+    assert registry.installable("claude-code?bare").name == "claude-code"
+    with pytest.raises(registry.UnknownName, match="documents.*got 'documnets'. Did you mean 'documents'"):
+        registry.installable("documnets")

@@ -315,6 +315,16 @@ def test_a_first_prompt_that_never_fits_is_not_graded_and_not_retried() -> None:
     assert "1024" in rollout.error
 
 
+def test_a_summary_alone_is_no_answer_to_the_task() -> None:
+    async def compact_first(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        await ask("Create a detailed summary of the conversation so far.")
+        return ""
+
+    rollout = run(compact_first)
+    assert [call.kind for call in rollout.tree] == ["compaction"]
+    assert (rollout.stop_reason, rollout.graded, rollout.id) == (StopReason.HARNESS_ERROR, False, "group/0~2")
+
+
 def test_the_pool_keeps_working_while_the_caller_does_and_never_runs_far_ahead() -> None:
     started: list[int] = []
 

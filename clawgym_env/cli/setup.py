@@ -17,7 +17,7 @@ from clawgym_env.tasks.loading import load_tasks
 
 
 def install_command(name: Positional[str]) -> None:
-    """Put a harness into the cache, or every one: clawgym install pi|claude-code|…|all.
+    """Put a harness or a bundled MCP server into the cache, or all: clawgym install pi|claude-code|…|documents|all.
 
     Args:
         name: which; options as in "claude-code?version=2.0.76". Of all, what cannot be installed here is left out.

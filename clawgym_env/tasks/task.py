@@ -24,9 +24,9 @@ class Limits(BaseModel):
     """Model calls."""
     max_total_tokens: int = Field(default=200_000, ge=1)
     """Sampled tokens over all calls."""
-    wall_clock_s: float = Field(default=900.0, gt=0.0)
+    wall_clock_s: float = Field(default=900.0, gt=0.0, allow_inf_nan=False)
     """From the harness's start to its end."""
-    grader_s: float = Field(default=120.0, gt=0.0)
+    grader_s: float = Field(default=120.0, gt=0.0, allow_inf_nan=False)
 
 
 class TaskFile(BaseModel):
