@@ -75,5 +75,5 @@ def test_an_import_path_without_its_attribute_is_refused() -> None:
 def test_what_can_be_installed_is_a_harness_or_a_bundled_server() -> None:
     assert registry.installable("documents").argv
     assert registry.installable("claude-code?bare").name == "claude-code"
-    with pytest.raises(registry.UnknownName, match="documents.*got 'documnets'. Did you mean 'documents'"):
+    with pytest.raises(registry.UnknownName, match=r"documents.*got 'documnets'\. Did you mean 'documents'"):
         registry.installable("documnets")
