@@ -79,9 +79,10 @@ def test_nothing_outlives_a_killed_controller() -> None:
     while alive(marker):
         assert time.monotonic() < deadline, "Expected no sandbox process 5 s after its controller was killed."
         time.sleep(0.02)
-    # The next backend sweeps what the dead one could not remove.
-    assert LocalBackend().capabilities is not None
-    assert group_directories(controller.pid) == set()
+    # The next backend sweeps what the dead one could not remove, as soon as the kernel has let go of its processes.
+    while LocalBackend().capabilities is not None and group_directories(controller.pid):
+        assert time.monotonic() < deadline, "Expected the control groups of a dead controller to be swept."
+        time.sleep(0.02)
 
 
 @needs_groups
