@@ -116,7 +116,7 @@ def test_twenty_turns_with_parallel_calls_are_one_trajectory_of_what_was_sampled
     replies = [*turns, *(f"Step {n}.\n{shell(f'echo {n}')}" for n in range(16)), "Done: a.txt says hi."]
     run = real_run("qwen-code", replies)
     assert (run.exit.exit_code, run.exit.response, run.written) == (0, "Done: a.txt says hi.", b"hi"), run.exit
-    assert len(run.tree) == 20
+    assert len(run.tree) == 20, run.tree.outline()
     assert_one_trajectory(run, replies)
 
 
