@@ -255,8 +255,8 @@ class VllmEngine:
             )
         if not np.isfinite(logprobs).all():
             raise EngineError("Expected finite log-probabilities, got some that are not. Look at the model's weights.")
-        finish: Literal["stop", "length", "abort"]
-        finish = {"stop": "stop", "length": "length"}.get(choice.finish_reason or "", "abort")  # type: ignore[assignment]
+        finishes: dict[str | None, Literal["stop", "length", "abort"]] = {"stop": "stop", "length": "length"}
+        finish = finishes.get(choice.finish_reason, "abort")
         first_stop = next((i for i, token in enumerate(ids) if token in self._stops), count)
         if first_stop < count - 1 or (finish == "stop") != (first_stop == count - 1):
             raise EngineError(

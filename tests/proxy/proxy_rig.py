@@ -13,6 +13,7 @@ import httpx
 
 from clawgym_env.engine.base import Engine, Generation, SamplingParams, TokenIds
 from clawgym_env.engine.scripted import Script, ScriptedEngine
+from clawgym_env.messages import Completion
 from clawgym_env.proxy.app import ProxyServer
 from clawgym_env.proxy.session import RolloutSession, SessionSettings
 from clawgym_env.tasks.task import Limits
@@ -90,6 +91,21 @@ async def running(
             for writer in rig.writers:
                 writer.close()
             await server.close()
+
+
+def completion(**changes: Any) -> Completion:
+    """Return a small reply, for tests that only write it."""
+    values: dict[str, Any] = {
+        "id": "abc",
+        "model": "policy",
+        "content": "hello",
+        "reasoning": None,
+        "tool_calls": (),
+        "finish_reason": "stop",
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+    }
+    return Completion(**{**values, **changes})
 
 
 def ask(text: str = "hi", **fields: Any) -> dict[str, Any]:

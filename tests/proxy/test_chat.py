@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from proxy_rig import completion
 
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Message, ToolCall, ToolSpec
@@ -20,20 +21,6 @@ def parse(**fields: Any) -> ChatRequest:
 
 def user(text: str = "hi") -> dict[str, str]:
     return {"role": "user", "content": text}
-
-
-def completion(**changes: Any) -> Completion:
-    values: dict[str, Any] = {
-        "id": "abc",
-        "model": "policy",
-        "content": "hello",
-        "reasoning": None,
-        "tool_calls": (),
-        "finish_reason": "stop",
-        "prompt_tokens": 7,
-        "completion_tokens": 3,
-    }
-    return Completion(**{**values, **changes})
 
 
 def whole(done: Completion) -> bytes:

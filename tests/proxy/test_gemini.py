@@ -10,7 +10,7 @@ import pytest
 from google import genai
 from google.genai import errors, types
 from google.genai.client import AsyncClient
-from proxy_rig import GatedEngine, Rig, eventually, run, running
+from proxy_rig import GatedEngine, Rig, completion, eventually, run, running
 
 from clawgym_env.engine.scripted import ScriptedEngine, tool_call
 from clawgym_env.errors import ContextOverflow, ProxyError
@@ -40,20 +40,6 @@ def called(name: str, args: Any, **fields: Any) -> dict[str, Any]:
 
 def answered(name: str, output: str, **fields: Any) -> dict[str, Any]:
     return {"functionResponse": {"name": name, "response": {"output": output}, **fields}}
-
-
-def completion(**changes: Any) -> Completion:
-    values: dict[str, Any] = {
-        "id": "abc",
-        "model": "policy",
-        "content": "hello",
-        "reasoning": None,
-        "tool_calls": (),
-        "finish_reason": "stop",
-        "prompt_tokens": 7,
-        "completion_tokens": 3,
-    }
-    return Completion(**{**values, **changes})
 
 
 def streamed(done: Completion, *, path: str = STREAM) -> bytes:

@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 import pytest
+from proxy_rig import completion
 
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Message, ToolCall, ToolSpec
@@ -16,20 +17,6 @@ CALLS = (ToolCall("call1", "Bash", '{"command": "ls"}'), ToolCall("call2", "Read
 
 def parse(**fields: Any) -> ChatRequest:
     return messages.parse_request(json.dumps({"model": "m", "max_tokens": 99, **fields}).encode())
-
-
-def completion(**changes: Any) -> Completion:
-    values: dict[str, Any] = {
-        "id": "abc",
-        "model": "policy",
-        "content": "hello",
-        "reasoning": None,
-        "tool_calls": (),
-        "finish_reason": "stop",
-        "prompt_tokens": 7,
-        "completion_tokens": 3,
-    }
-    return Completion(**{**values, **changes})
 
 
 def whole(done: Completion) -> bytes:

@@ -13,7 +13,7 @@ import openai
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from proxy_rig import GatedEngine, eventually, run, running
+from proxy_rig import GatedEngine, completion, eventually, run, running
 
 from clawgym_env.engine.scripted import ScriptedEngine, tool_call
 from clawgym_env.errors import ContextOverflow, ProxyError
@@ -55,20 +55,6 @@ def parse(**fields: Any) -> ChatRequest:
 
 def read(*items: Any) -> tuple[Message, ...]:
     return parse(input=list(items)).messages
-
-
-def completion(**changes: Any) -> Completion:
-    values: dict[str, Any] = {
-        "id": "abc",
-        "model": "policy",
-        "content": "hello",
-        "reasoning": None,
-        "tool_calls": (),
-        "finish_reason": "stop",
-        "prompt_tokens": 7,
-        "completion_tokens": 3,
-    }
-    return Completion(**{**values, **changes})
 
 
 REQUEST = parse(input="hi", tools=TOOLS)
