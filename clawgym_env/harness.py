@@ -24,6 +24,7 @@ class HarnessContext:
     """What the harness is told for one rollout."""
 
     instruction: str
+    """What the user says in this turn."""
     base_url: str
     """`http://127.0.0.1:PORT/r/KEY`, without `/v1`: reachable from inside the sandbox only."""
     api_key: str
@@ -38,6 +39,8 @@ class HarnessContext:
     seed: int
     mcp_servers: tuple[McpServer, ...] = ()
     """Tool servers of the task, for an adapter with `supports_mcp` to configure."""
+    resume: bool = False
+    """Go on with the session of the last `run` in this sandbox; only for an adapter with `supports_resume`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ class HarnessAdapter(ABC):
     dialect: Dialect
     """What it speaks to the proxy; an adapter with a choice sets it per instance."""
     supports_mcp: ClassVar[bool] = False
+    supports_resume: ClassVar[bool] = False
+    """Whether a second `run` in the same sandbox can go on with the session of the first."""
     calls_model: ClassVar[bool] = True
     """False where a run without a single model call is no failure (oracle, noop)."""
     memory_mb: int = 2048

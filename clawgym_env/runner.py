@@ -8,11 +8,12 @@ here is closed here, on cancellation too.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import logging
 import time
 import traceback
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,12 +21,12 @@ from typing import TYPE_CHECKING, Any
 from clawgym_env import registry
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.errors import GraderError, HarnessError, HarnessNotInstalled, HarnessUnsuitable, SandboxError
-from clawgym_env.grading.base import Grade, Grader
+from clawgym_env.grading.base import Grade, Grader, Outcome
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.rollout import FAILURE_RULES, Exclusion, FailureRule, Rollout, StopReason, failure_rule
 from clawgym_env.sandbox.base import Mount, Sandbox, SandboxBackend, SandboxSpec
 from clawgym_env.scratch import scratch_folder
-from clawgym_env.tasks.task import Limits, McpServer, Task
+from clawgym_env.tasks.task import Limits, McpServer, Task, Turn
 from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import PrefixTree
 
@@ -40,6 +41,8 @@ PROXY_PORT = 8080
 """The same in every sandbox: each has a network namespace of its own."""
 MODEL_NAME = "policy"
 OUTPUT_LIMIT = 64 << 10
+LIFETIME_SLACK_S = 900.0
+"""Of a sandbox, for filling, settling, copying and waiting for a slow engine, before the reaper may take it."""
 SETTLE_QUIET_S = 0.05
 """Short: every process that could make a call is dead by then, only what is already in flight can still arrive."""
 
@@ -81,8 +84,13 @@ class RolloutRequest:
 
         Raises:
             HarnessNotInstalled: with the command to run.
-            HarnessUnsuitable: the task has MCP servers, and the harness cannot use them.
+            HarnessUnsuitable: the task has MCP servers or goes on with a session, and the harness cannot.
         """
+        if any(not turn.new_session for turn in self.task.turns) and not self.adapter.supports_resume:
+            raise HarnessUnsuitable(
+                f"Expected a harness that can go on with its session for task {self.task.id!r}, "
+                f"got {self.adapter.name!r}. Choose another harness, or tasks of one turn."
+            )
         servers = self.task.mcp_servers
         if servers and not self.adapter.supports_mcp:
             raise HarnessUnsuitable(
@@ -115,6 +123,8 @@ class _Progress:
     tree: PrefixTree = field(default_factory=PrefixTree)
     rewritten_calls: int = 0
     exit: HarnessExit | None = None
+    outcome: Outcome = field(default_factory=Outcome)
+    grade: Grade | None = None
     stop_reason: StopReason = StopReason.COMPLETED
     error: str = ""
 
@@ -150,12 +160,11 @@ class Runner:
         """
         progress = _Progress()
         limits = self._limits or request.task.limits
-        grade: Grade | None = None
         async with scratch_folder() as workspace:
             try:
                 await self._run_harness(request, limits, workspace, progress)
-                if _rule(request, progress).graded:
-                    grade = await self._grade(request, limits, workspace, progress)
+                if _rule(request, progress).graded and progress.grade is None:
+                    progress.grade = await self._grade(request, limits, workspace, progress)
             except (HarnessNotInstalled, HarnessUnsuitable):
                 raise
             except GraderError as error:
@@ -166,17 +175,13 @@ class Runner:
                 logger.exception("Rollout %s failed", request.rollout_id)
                 progress.stop(StopReason.SANDBOX_ERROR, traceback.format_exc())
         progress.timing["total"] = time.monotonic() - progress.started
-        return _rollout(request, progress, grade)
+        return _rollout(request, progress)
 
     async def _run_harness(self, request: RolloutRequest, limits: Limits, workspace: Path, progress: _Progress) -> None:
-        """Let the harness work on the task and copy what it leaves to `workspace`."""
+        """Let the harness work on the task, then grade in its sandbox or copy what it leaves to `workspace`."""
         task, adapter, served = request.task, request.adapter, request.served
         equipment = request.equipment(self._cache)
-        spec = SandboxSpec(
-            workdir=task.workdir,
-            memory_mb=max(task.memory_mb, adapter.memory_mb),
-            mounts=equipment.mounts,
-        )
+        spec = _spec(task, limits, memory_mb=max(task.memory_mb, adapter.memory_mb), mounts=equipment.mounts)
         clock = time.monotonic()
         sandbox = await self._backend.open(spec)
         try:
@@ -206,16 +211,21 @@ class Runner:
                     seed=request.seed,
                     mcp_servers=equipment.mcp_servers,
                 )
-                await _until_over(sandbox, adapter, context, session, progress)
+                await _until_over(sandbox, adapter, context, task.turns, session, progress)
                 clock = _lap(progress, "harness", clock)
                 await sandbox.kill_all()
                 progress.tree = await session.settle(quiet_s=SETTLE_QUIET_S)
                 progress.rewritten_calls = session.num_rewritten_calls
+                response = progress.exit.response if progress.exit is not None else ""
+                progress.outcome = Outcome(response, session.conversation())
                 _blame(request, session, progress)
             finally:
                 await asyncio.shield(listener.close())
             clock = _lap(progress, "settle", clock)
-            await sandbox.copy_out(task.workdir, workspace)
+            if task.grade_in == "fresh":
+                await sandbox.copy_out(task.workdir, workspace)
+            elif _rule(request, progress).graded:
+                progress.grade = await self._grade_here(request, limits, sandbox, progress)
         finally:
             await asyncio.shield(sandbox.close())
 
@@ -225,16 +235,15 @@ class Runner:
         Whatever fails here is the grading's failure: running the harness again would change the sample.
         """
         clock = time.monotonic()
-        spec = SandboxSpec(workdir=request.task.workdir, memory_mb=request.task.memory_mb)
+        spec = _spec(request.task, limits)
         task = request.task.model_copy(update={"limits": limits})
-        response = progress.exit.response if progress.exit is not None else ""
         failure = ""
         for _ in range(FAILURE_RULES[StopReason.GRADER_ERROR].retries + 1):
             try:
                 sandbox = await self._backend.open(spec)
                 try:
                     await sandbox.copy_in(workspace, spec.workdir)
-                    return await self._grader.grade(task, sandbox, response)
+                    return await self._grader.grade(task, sandbox, progress.outcome)
                 finally:
                     await asyncio.shield(sandbox.close())
             except (GraderError, SandboxError, OSError) as error:
@@ -246,6 +255,22 @@ class Runner:
                 _lap(progress, "grade", clock)
         raise GraderError(failure)
 
+    async def _grade_here(
+        self, request: RolloutRequest, limits: Limits, sandbox: Sandbox, progress: _Progress
+    ) -> Grade:
+        """Score the agent's own sandbox, once: a second try would find what the first left."""
+        clock = time.monotonic()
+        task = request.task.model_copy(update={"limits": limits})
+        try:
+            return await self._grader.grade(task, sandbox, progress.outcome)
+        except (GraderError, SandboxError, OSError) as error:
+            raise GraderError(str(error)) from error
+        except Exception as error:
+            logger.exception("Grading %s failed", request.rollout_id)
+            raise GraderError(traceback.format_exc()) from error
+        finally:
+            _lap(progress, "grade", clock)
+
     def _recorder(self, rollout_id: str) -> Callable[[ModelCall], Awaitable[None]] | None:
         return None if self._store is None else functools.partial(self._store.add_call, rollout_id)
 
@@ -254,11 +279,12 @@ async def _until_over(
     sandbox: Sandbox,
     adapter: HarnessAdapter,
     context: HarnessContext,
+    turns: Sequence[Turn],
     session: RolloutSession,
     progress: _Progress,
 ) -> None:
     """Wait for the harness's own end, a spent budget or the wall clock, whichever comes first."""
-    harness = asyncio.ensure_future(adapter.run(sandbox, context))
+    harness = asyncio.ensure_future(_converse(sandbox, adapter, context, turns))
     try:
         waited: set[asyncio.Future[Any]] = {harness, session.exhausted}
         done, _ = await asyncio.wait(waited, timeout=context.wall_clock_s, return_when=asyncio.FIRST_COMPLETED)
@@ -272,6 +298,20 @@ async def _until_over(
         while not harness.done():  # an adapter may lose a cancellation, as `asyncio.wait_for` does on Python 3.11
             harness.cancel()
             await asyncio.wait({harness}, timeout=1.0)
+
+
+async def _converse(
+    sandbox: Sandbox, adapter: HarnessAdapter, context: HarnessContext, turns: Sequence[Turn]
+) -> HarnessExit:
+    """Say what the user says, turn by turn, while the harness comes to its own end in good order."""
+    exit = await adapter.run(sandbox, context)
+    for turn in turns:
+        if exit.timed_out or exit.exit_code != 0:
+            break
+        exit = await adapter.run(
+            sandbox, dataclasses.replace(context, instruction=turn.text, resume=not turn.new_session)
+        )
+    return exit
 
 
 async def _judge_exit(harness: asyncio.Future[HarnessExit], sandbox: Sandbox, progress: _Progress) -> None:
@@ -319,13 +359,27 @@ def policy_asked(request: RolloutRequest, tree: PrefixTree) -> bool:
     return asked or not request.adapter.calls_model
 
 
+def _spec(task: Task, limits: Limits, *, memory_mb: int | None = None, mounts: tuple[Mount, ...] = ()) -> SandboxSpec:
+    """Return the sandbox of a task, for its harness or its grader."""
+    return SandboxSpec(
+        workdir=task.workdir,
+        image=task.image,
+        folders=task.folders,
+        memory_mb=memory_mb or task.memory_mb,
+        cpus=task.cpus,
+        disk_mb=task.disk_mb,
+        mounts=mounts,
+        lifetime_s=limits.wall_clock_s + limits.grader_s + LIFETIME_SLACK_S,
+    )
+
+
 def _rule(request: RolloutRequest, progress: _Progress) -> FailureRule:
     return failure_rule(progress.stop_reason, policy_asked=policy_asked(request, progress.tree))
 
 
-def _rollout(request: RolloutRequest, progress: _Progress, grade: Grade | None) -> Rollout:
+def _rollout(request: RolloutRequest, progress: _Progress) -> Rollout:
     exclusion: Exclusion | None = None
-    if grade is None:
+    if progress.grade is None:
         exclusion = "ungraded"
     elif progress.tree.over_branched():
         exclusion = "over_branched"
@@ -341,7 +395,7 @@ def _rollout(request: RolloutRequest, progress: _Progress, grade: Grade | None) 
         seed=request.seed,
         tree=progress.tree,
         stop_reason=progress.stop_reason,
-        grade=grade,
+        grade=progress.grade,
         exclusion=exclusion,
         instruction=request.task.instruction,
         response=harness_exit.response if harness_exit is not None else "",

@@ -21,7 +21,7 @@ import httpx
 from clawgym_env.errors import SandboxError
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.messages import Dialect
-from clawgym_env.sandbox.base import ExecResult, Sandbox, SandboxSpec
+from clawgym_env.sandbox.base import Capabilities, ExecResult, Sandbox, SandboxSpec
 
 ANSWER_FILE = "answer.txt"
 
@@ -127,6 +127,7 @@ class FakeBackend:
     """Opens `FakeSandbox`es and knows which are alive."""
 
     name = "fake"
+    capabilities = Capabilities(memory="none", processes="none", cpus="none", isolated=False)
 
     def __init__(self) -> None:
         self.alive: set[FakeSandbox] = set()
@@ -138,6 +139,9 @@ class FakeBackend:
         self.alive.add(sandbox)
         self.most_alive = max(self.most_alive, len(self.alive))
         return sandbox
+
+    async def reap(self) -> Sequence[str]:
+        return []
 
 
 Ask: TypeAlias = Callable[[str], Awaitable[str]]

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from clawgym_env.errors import GraderError
+from clawgym_env.messages import Message
 from clawgym_env.sandbox.base import Sandbox
 
 if TYPE_CHECKING:
@@ -34,17 +35,28 @@ class Grade:
             raise GraderError(f"Expected a reward in [0, 1], got {self.reward}. Mend the task's checker.")
 
 
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a grader may see of a rollout beside the workspace."""
+
+    response: str = ""
+    """The answer the harness shows its user, of the last turn."""
+    conversation: tuple[Message, ...] = ()
+    """The main agent's messages in order over all sessions and compactions, the system prompts left out."""
+
+
 @runtime_checkable
 class Grader(Protocol):
     """Scores one workspace."""
 
-    async def grade(self, task: Task, sandbox: Sandbox, response: str) -> Grade:
+    async def grade(self, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
         """Score the workspace found in `sandbox.spec.workdir`.
 
         Args:
-            sandbox: a fresh sandbox holding a copy of the workspace and nothing of the task's hidden files;
-                the grader brings those in itself. It has no route to the proxy.
-            response: the harness's visible answer.
+            sandbox: holds the workspace and nothing of the task's hidden files; the grader brings those in itself.
+                Fresh unless the task says `grade_in="same"`; no process of the agent lives and no route leads to the
+                proxy.
+            outcome: what was said.
 
         Raises:
             GraderError: no usable score.

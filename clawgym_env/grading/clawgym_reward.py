@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import WORKDIR, ExecResult
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def stock_checker(task: Task) -> Sequence[str] | None:
     files = {file.path: file for file in task.hidden_files}
     if "reward/reward.sh" not in files or "reward/check.py" not in files or task.workdir != WORKDIR:
         return None
-    if tuple(task.grade_command) != ("bash", "reward/reward.sh"):
+    if task.grading != CommandGrading():
         return None
     if hashlib.sha256(files["reward/reward.sh"].read()).hexdigest() != STOCK_SHA256:
         return None

@@ -16,9 +16,10 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from clawgym_env.errors import GraderError
-from clawgym_env.grading.base import Grade, Grader, GraderLike
+from clawgym_env.grading.base import Grade, Grader, GraderLike, Outcome
 from clawgym_env.grading.clawgym_reward import stock_checker, with_mean
 from clawgym_env.grading.function import FunctionGrader
+from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import ExecResult, Sandbox
 from clawgym_env.sandbox.threads import in_thread
 
@@ -53,7 +54,7 @@ exec rm -rf "$@"
 
 
 class CommandGrader:
-    """Runs `task.grade_command` in the workspace; the last line of its stdout is the score.
+    """Runs the task's `CommandGrading` in the workspace; the last line of its stdout is the score.
 
     A line before it that holds a JSON object of numbers gives the components. The top-level folders that hold only
     hidden files (`reward/`) belong to the grader, and so does every hidden file's own path: what the agent put there is
@@ -61,15 +62,18 @@ class CommandGrader:
     `OPENCLAW_REWARD_PAYLOAD` names a JSON file with the answer (`final_message`), as ClawGym's own runner does.
     """
 
-    async def grade(self, task: Task, sandbox: Sandbox, response: str) -> Grade:
+    async def grade(self, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
         """Score the workspace found in `sandbox.spec.workdir`; see `Grader.grade`."""
+        grading = task.grading
+        if not isinstance(grading, CommandGrading):
+            raise GraderError(f"Expected task {task.id!r} to be graded by a command, got {grading.kind!r}.")
         try:
-            await _bring_in(task, sandbox, response)
+            await _bring_in(task, sandbox, outcome)
             stock = await in_thread(functools.partial(stock_checker, task))
         except (OSError, ValueError) as error:
             raise GraderError(f"Expected to bring in the hidden files of task {task.id!r}, got: {error}") from error
         result = await sandbox.exec(
-            stock or task.grade_command,
+            stock or grading.command,
             env={
                 "PYTHONDONTWRITEBYTECODE": "1",
                 "PYTHONSAFEPATH": "1",
@@ -78,10 +82,10 @@ class CommandGrader:
             },
             timeout_s=task.limits.grader_s,
         )
-        return read_grade(with_mean(result) if stock else result, task)
+        return read_grade(with_mean(result) if stock else result, task, grading)
 
 
-async def _bring_in(task: Task, sandbox: Sandbox, response: str) -> None:
+async def _bring_in(task: Task, sandbox: Sandbox, outcome: Outcome) -> None:
     workdir = sandbox.spec.workdir
     hidden = [PurePosixPath(file.path) for file in task.hidden_files]
     shared = {PurePosixPath(file.path).parts[0] for file in task.files}
@@ -102,14 +106,14 @@ async def _bring_in(task: Task, sandbox: Sandbox, response: str) -> None:
         "task_id": task.id,
         "user_query": task.instruction,
         "metadata": dict(task.metadata),
-        "final_message": response,
+        "final_message": outcome.response,
         "transcript": [],
     }
     await sandbox.write_file(f"{SIDE_FOLDER}/sitecustomize.py", hook.encode())
     await sandbox.write_file(f"{SIDE_FOLDER}/payload.json", json.dumps(payload).encode())
 
 
-def read_grade(result: ExecResult, task: Task) -> Grade:
+def read_grade(result: ExecResult, task: Task, grading: CommandGrading) -> Grade:
     """Turn the end of a grading command into a grade.
 
     Raises:
@@ -136,7 +140,7 @@ def read_grade(result: ExecResult, task: Task) -> Grade:
         return Grade(min(1.0, max(0.0, score)), _components(lines[:-1]), output)
     raise GraderError(
         f"Expected the grader of task {task.id!r} to print a score in [0, 1] as its last line, got {got}. "
-        f"Run it by hand in a copy of the workspace: {shlex.join(task.grade_command)}\n"
+        f"Run it by hand in a copy of the workspace: {shlex.join(grading.command)}\n"
         f"Its output ends: {output[-TAIL_CHARS:] or '(none)'}"
     )
 

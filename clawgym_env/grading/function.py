@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
 
 from clawgym_env.errors import GraderError
-from clawgym_env.grading.base import Grade
+from clawgym_env.grading.base import Grade, Outcome
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.sandbox.threads import in_thread
 
@@ -32,7 +32,7 @@ class FunctionGrader:
     def __init__(self, function: Callable[[Task, Path], float]) -> None:
         self.function = function
 
-    async def grade(self, task: Task, sandbox: Sandbox, response: str) -> Grade:
+    async def grade(self, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
         """Score a host copy of the workspace; see `Grader.grade`. A function that hangs cannot be killed, only left."""
         name = getattr(self.function, "__name__", repr(self.function))
         folder = tempfile.mkdtemp(prefix="clawgym-grade-")

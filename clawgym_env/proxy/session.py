@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from clawgym_env.engine.base import Engine, Generation, SamplingParams
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
-from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, ToolCall
+from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, Message, ToolCall
 from clawgym_env.proxy.wire import write_json
 from clawgym_env.rendering import parse_reply
 from clawgym_env.rollout import StopReason
@@ -191,6 +191,10 @@ class RolloutSession:
     def num_rewritten_calls(self) -> int:
         """Recorded calls whose request the adapter's `rewrite` had changed."""
         return self._counters.rewritten
+
+    def conversation(self) -> tuple[Message, ...]:
+        """Return what the main agent and its user said, over all sessions and compactions, system prompts left out."""
+        return ()
 
     @property
     def num_sampled_tokens(self) -> int:

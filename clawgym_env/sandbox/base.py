@@ -11,9 +11,9 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, Self, runtime_checkable
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 WORKDIR = "/root/.openclaw/workspace"
 """Where every ClawGym task lives, in every sandbox: paths leak into prompts."""
@@ -28,12 +28,33 @@ class Mount(BaseModel):
     target: str
 
 
+class Image(BaseModel):
+    """The file system a task brings along: a container image by name, or a folder with a `Dockerfile` to build."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str | None = None
+    build: Path | None = None
+    writable: bool = False
+    """The whole file system may be written, not only HOME, the workspace and /tmp: tasks that install packages."""
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.name is None) == (self.build is None):
+            raise ValueError(f"Expected an image to have a name or a folder to build, got {self.name!r}, {self.build}.")
+        return self
+
+
 class SandboxSpec(BaseModel):
     """What a task asks of its sandbox. Limits hold for the whole process tree where the backend can."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     workdir: str = WORKDIR
+    image: Image | None = None
+    """None: the backend's own. A backend without images refuses any other."""
+    folders: tuple[str, ...] = ()
+    """Absolute folders outside the workspace that must exist, empty and writable (`/tests`, `/logs`)."""
     memory_mb: int = Field(default=2048, ge=64)
     max_processes: int = Field(default=512, ge=8)
     disk_mb: int = Field(default=512, ge=16)
@@ -41,6 +62,22 @@ class SandboxSpec(BaseModel):
     cpus: float = Field(default=2.0, gt=0.0)
     mounts: tuple[Mount, ...] = ()
     env: Mapping[str, str] = Field(default_factory=dict)
+    lifetime_s: float = Field(default=7200.0, gt=0.0)
+    """After this the reaper may remove it, whoever owns it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the limits of a `SandboxSpec` mean with one backend on this machine."""
+
+    memory: Literal["tree", "process", "none"]
+    processes: Literal["tree", "namespace", "none"]
+    """`namespace`: counted per sandbox by kernels from 5.14 on, per user before. The kernel never counts root's."""
+    cpus: Literal["tree", "none"]
+    isolated: bool = True
+    """False: no security border at all, for trusted code in unit tests."""
+    images: bool = False
+    """Whether `SandboxSpec.image` is understood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +151,19 @@ class SandboxBackend(Protocol):
 
     name: str
 
+    @property
+    def capabilities(self) -> Capabilities:
+        """How strong the limits are here."""
+
     async def open(self, spec: SandboxSpec) -> Sandbox:
         """Open a sandbox.
 
         Raises:
             SandboxError: with what this machine lacks and how to get it.
+        """
+
+    async def reap(self) -> Sequence[str]:
+        """Remove what dead controllers left and what is past its lifetime; return the names of what was removed.
+
+        Never touches what a living controller owns. Not an error where the backend cannot run: nothing was left then.
         """

@@ -114,9 +114,11 @@ def arguments(
     args += ["--size", disk, "--perms", "0700", "--tmpfs", HOME, "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--symlink", "/tmp", "/var/tmp"]
     args += python_mount
-    if not _is_under(spec.workdir, HOME) and not _is_under(spec.workdir, "/tmp"):
-        args += ["--size", disk, "--tmpfs", spec.workdir]
-    args += ["--dir", spec.workdir]
+    for folder in (spec.workdir, *spec.folders):
+        if not _is_under(folder, HOME) and not _is_under(folder, "/tmp"):
+            args += ["--size", disk, "--tmpfs", folder]
+        else:
+            args += ["--dir", folder]
     for module in (supervisor, folder_stream):
         source, cached = Path(str(module.__file__)), Path(str(module.__cached__))
         args += ["--ro-bind", str(source), f"{_INSIDE}/{source.name}"]

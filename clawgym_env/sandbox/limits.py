@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from clawgym_env.ownership import owner_alive, owner_tag
 from clawgym_env.sandbox.base import SandboxSpec
@@ -25,16 +24,6 @@ _PERIOD_US = 100_000
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 _OVERHEAD_PROCESSES = 8
 """Supervisor and keepers, which are not the task's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Capabilities:
-    """What the limits of a `SandboxSpec` mean on this machine."""
-
-    memory: Literal["tree", "process"]
-    processes: Literal["tree", "namespace", "none"]
-    """`namespace`: counted per sandbox by kernels from 5.14 on, per user before. The kernel never counts root's."""
-    cpus: Literal["tree", "none"]
 
 
 class ControlGroups:
@@ -69,12 +58,15 @@ class ControlGroups:
             return cls({"": v2 / _PARENT}, unified=True)
         return None
 
-    def sweep(self) -> None:
-        """Remove what dead controllers left. A directory in use cannot be removed, so nothing alive is touched."""
+    def sweep(self) -> list[str]:
+        """Remove what dead controllers left and return its names. A directory in use cannot be removed."""
+        removed = []
         for path in self.directories():
             if not owner_alive(path.name):
                 with suppress(OSError):
                     path.rmdir()
+                    removed.append(str(path))
+        return removed
 
     def directories(self) -> list[Path]:
         """Return every sandbox's directories, of all controllers on this machine."""

@@ -22,9 +22,9 @@ from typing import BinaryIO, Literal
 
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox import bubblewrap, folder_stream
-from clawgym_env.sandbox.base import ExecResult, SandboxSpec
+from clawgym_env.sandbox.base import Capabilities, ExecResult, SandboxSpec
 from clawgym_env.sandbox.control import Control, Job
-from clawgym_env.sandbox.limits import Capabilities, ControlGroup, ControlGroups, rlimits
+from clawgym_env.sandbox.limits import ControlGroup, ControlGroups, rlimits
 from clawgym_env.sandbox.pipes import InputPipe, OutputPipe
 from clawgym_env.sandbox.seccomp import seccomp_filter
 from clawgym_env.sandbox.threads import in_thread
@@ -63,6 +63,11 @@ class LocalBackend:
 
     async def open(self, spec: SandboxSpec) -> LocalSandbox:
         """Open a sandbox; see `SandboxBackend.open`."""
+        if spec.image is not None:
+            raise SandboxError(
+                f"Expected a task without an image for the local sandbox, got {spec.image.name or spec.image.build}. "
+                "Use sandbox='docker'."
+            )
         self._bwrap = self._bwrap or bubblewrap.find_bwrap()
         sandbox = LocalSandbox(spec)
         try:
@@ -71,6 +76,11 @@ class LocalBackend:
             await sandbox.close()
             raise
         return sandbox
+
+    async def reap(self) -> Sequence[str]:
+        """Remove the control groups of dead controllers; see `SandboxBackend.reap`. Their processes died with them."""
+        groups = self._control_groups()
+        return [] if groups is None else groups.sweep()
 
     def _control_groups(self) -> ControlGroups | None:
         if self._use_cgroups and not self._probed:

@@ -16,11 +16,13 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from clawgym_env.errors import TaskError
+from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import WORKDIR
 from clawgym_env.tasks.task import Task, TaskFile, TaskSet
 
 ENTRY, INPUTS, REWARD = "data_entry.json", "input_files", "reward"
-GRADE_COMMAND = ("bash", f"{REWARD}/{REWARD}.sh")
+GRADE_SCRIPT = f"{REWARD}/{REWARD}.sh"
+GRADING = CommandGrading(command=("bash", GRADE_SCRIPT))
 MAX_FILE_BYTES = 64 << 20
 ADDITIONS = ("limits", "memory_mb", "mcp_servers")
 """What of a `Task` the format has no place for: we keep it in the metadata."""
@@ -86,8 +88,8 @@ def _load_task(folder: Path, max_file_bytes: int) -> Task:
     entry = _read_entry(folder / ENTRY, max_file_bytes)
     mount = _mount(entry.input_mount_dir, folder)
     hidden = tuple(_files(folder / REWARD, PurePosixPath(REWARD), max_file_bytes))
-    if GRADE_COMMAND[1] not in (file.path for file in hidden):
-        raise TaskError(f"Expected {folder / GRADE_COMMAND[1]}, got no such file.")
+    if GRADE_SCRIPT not in (file.path for file in hidden):
+        raise TaskError(f"Expected {folder / GRADE_SCRIPT}, got no such file.")
     inputs = () if mount is None else tuple(_files(folder / INPUTS, mount, max_file_bytes))
     for file in inputs:
         if PurePosixPath(file.path).parts[0] == REWARD:
@@ -99,7 +101,7 @@ def _load_task(folder: Path, max_file_bytes: int) -> Task:
                 "instruction": entry.user_query,
                 "files": inputs,
                 "hidden_files": hidden,
-                "grade_command": GRADE_COMMAND,
+                "grading": GRADING,
                 "metadata": {name: part for name, part in entry.metadata.items() if name not in ADDITIONS},
                 **{name: part for name, part in entry.metadata.items() if name in ADDITIONS},
             }
@@ -189,14 +191,14 @@ def _folder_name(task_id: str) -> str:
 
 
 def _save_task(task: Task, folder: Path) -> None:
-    if task.grade_command != GRADE_COMMAND or task.workdir != WORKDIR:
+    if task.grading != GRADING or task.workdir != WORKDIR:
         raise TaskError(
-            f"Expected a task graded by {' '.join(GRADE_COMMAND)} in {WORKDIR}, "
-            f"got {task.id!r} with {' '.join(task.grade_command)} in {task.workdir}."
+            f"Expected a task graded by {' '.join(GRADING.command)} in {WORKDIR}, "
+            f"got {task.id!r} with {task.grading!r} in {task.workdir}."
         )
     paths = [file.path for file in task.hidden_files]
-    if GRADE_COMMAND[1] not in paths or any(PurePosixPath(path).parts[0] != REWARD for path in paths):
-        raise TaskError(f"Expected the hidden files of {task.id!r} in {REWARD}/, with {GRADE_COMMAND[1]}, got {paths}.")
+    if GRADE_SCRIPT not in paths or any(PurePosixPath(path).parts[0] != REWARD for path in paths):
+        raise TaskError(f"Expected the hidden files of {task.id!r} in {REWARD}/, with {GRADE_SCRIPT}, got {paths}.")
     metadata: dict[str, JsonValue] = dict(task.metadata)
     metadata |= task.model_dump(mode="json", include=set(ADDITIONS), exclude_defaults=True)
     entry: Mapping[str, JsonValue] = {

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Union, overload
+from typing import Literal, Union, overload
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from clawgym_env.sandbox.base import WORKDIR
+from clawgym_env.grading.specs import CommandGrading, Grading
+from clawgym_env.sandbox.base import WORKDIR, Image
 
 
 class Limits(BaseModel):
@@ -35,7 +36,7 @@ class TaskFile(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     path: str
-    """Relative to the workspace, no `..`."""
+    """Relative to the workspace, no `..`; of a hidden file also absolute, inside one of the task's `folders`."""
     data: bytes | None = None
     source: Path | None = None
     executable: bool = False
@@ -61,6 +62,16 @@ class McpServer(BaseModel):
     env: Mapping[str, str] = Field(default_factory=dict)
 
 
+class Turn(BaseModel):
+    """What the user says once the harness has answered what was said before."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    new_session: bool = False
+    """The harness starts afresh on the same workspace and remembers nothing but what it wrote there."""
+
+
 class Task(BaseModel):
     """One task. Compare and hash by `id`."""
 
@@ -68,13 +79,25 @@ class Task(BaseModel):
 
     id: str
     instruction: str
+    """What the user says first."""
+    turns: tuple[Turn, ...] = ()
+    """What the user says after it."""
     files: tuple[TaskFile, ...] = ()
     hidden_files: tuple[TaskFile, ...] = ()
     """Brought in by the grader, relative to the workspace (`reward/…` for ClawGym tasks)."""
-    grade_command: tuple[str, ...] = ("bash", "reward/reward.sh")
-    """Run in the workspace; the last line of stdout is the score."""
+    grading: Grading = Field(default=CommandGrading(), discriminator="kind")
+    """How the finished workspace becomes a score."""
+    grade_in: Literal["fresh", "same"] = "fresh"
+    """`fresh`: a copy of the workspace in a sandbox of its own. `same`: the agent's sandbox once every process in it is
+    dead, only for tasks whose result is installed state; what the agent changed outside the workspace stays."""
     workdir: str = WORKDIR
+    image: Image | None = None
+    """None: the sandbox backend's own."""
+    folders: tuple[str, ...] = ()
+    """As in `SandboxSpec.folders`."""
     memory_mb: int = 2048
+    cpus: float = 2.0
+    disk_mb: int = 512
     mcp_servers: tuple[McpServer, ...] = ()
     limits: Limits = Limits()
     metadata: Mapping[str, JsonValue] = Field(default_factory=dict)

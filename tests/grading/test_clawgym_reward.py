@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from clawgym_env.grading.base import Outcome
 from clawgym_env.grading.clawgym_reward import stock_checker, with_mean
 from clawgym_env.grading.command import CommandGrader
 from clawgym_env.sandbox.base import ExecResult, SandboxSpec
@@ -45,8 +46,8 @@ def test_real_tasks_show_their_parts_and_an_idle_agent_earns_what_the_stock_scri
         try:
             for file in task.files:
                 await sandbox.write_file(f"{task.workdir}/{file.path}", file.read())
-            grade = await CommandGrader().grade(task, sandbox, "")
-            stock = await sandbox.exec(task.grade_command)
+            grade = await CommandGrader().grade(task, sandbox, Outcome())
+            stock = await sandbox.exec(task.grading.command)
         finally:
             await sandbox.close()
         assert grade.components

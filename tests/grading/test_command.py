@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import GraderError
-from clawgym_env.grading import CommandGrader, FunctionGrader, Grade, Grader, as_grader
+from clawgym_env.grading import CommandGrader, FunctionGrader, Grade, Grader, Outcome, as_grader
+from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import ExecResult, SandboxSpec
 from clawgym_env.tasks import Limits, Task, TaskFile
 from clawgym_env.tasks.bundled import families
@@ -79,7 +80,7 @@ def grade(task: Task, tmp_path: Path, planted: Mapping[str, str] | None = None, 
         (sandbox.workspace / path).parent.mkdir(parents=True, exist_ok=True)
         (sandbox.workspace / path).write_text(text)
         (sandbox.workspace / path).chmod(0o755)
-    return asyncio.run(CommandGrader().grade(task, sandbox, response))  # type: ignore[arg-type]
+    return asyncio.run(CommandGrader().grade(task, sandbox, Outcome(response)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +171,7 @@ def test_a_link_planted_in_place_of_the_graders_folder_is_removed(tmp_path: Path
     (tmp_path / "elsewhere").mkdir()
     (sandbox.workspace / "reward").symlink_to(tmp_path / "elsewhere")
     task = shell_task("echo 0.5")
-    assert asyncio.run(CommandGrader().grade(task, sandbox, "")).reward == 0.5  # type: ignore[arg-type]
+    assert asyncio.run(CommandGrader().grade(task, sandbox, Outcome())).reward == 0.5  # type: ignore[arg-type]
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
@@ -187,7 +188,7 @@ def test_hidden_files_in_a_folder_that_the_task_shares_leave_the_rest_of_it_alon
         instruction="",
         files=(TaskFile(path="tests/given.txt", data=b""),),
         hidden_files=(TaskFile(path="tests/grade.sh", data=b"cat tests/answer.txt"),),
-        grade_command=("bash", "tests/grade.sh"),
+        grading=CommandGrading(command=("bash", "tests/grade.sh")),
     )
     assert grade(task, tmp_path, {"tests/answer.txt": "0.5\n"}).reward == 0.5
 
@@ -222,7 +223,7 @@ def function_grade(function: object, tmp_path: Path, *, grader_s: float = 20.0) 
     sandbox = FolderSandbox(tmp_path)
     (sandbox.workspace / "score.txt").write_text("0.75")
     task = shell_task("", grader_s=grader_s)
-    return asyncio.run(as_grader(function).grade(task, sandbox, ""))  # type: ignore[arg-type]
+    return asyncio.run(as_grader(function).grade(task, sandbox, Outcome()))  # type: ignore[arg-type]
 
 
 def test_a_function_grades_a_copy_of_the_workspace(tmp_path: Path) -> None:
@@ -258,7 +259,7 @@ def test_functions_that_hang_are_errors_and_delay_nobody_else(tmp_path: Path) ->
         sandbox = FolderSandbox(tmp_path / "workspace")
         grader, task = FunctionGrader(lambda task, workspace: float(ever.wait())), shell_task("", grader_s=0.05)
         hung = await asyncio.gather(
-            *(grader.grade(task, sandbox, "") for _ in range(40)),  # type: ignore[arg-type]
+            *(grader.grade(task, sandbox, Outcome()) for _ in range(40)),  # type: ignore[arg-type]
             return_exceptions=True,
         )
         return hung, await asyncio.to_thread(int, "1")

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from clawgym_env.grading import Grade, GraderLike, as_grader
+from clawgym_env.grading import Grade, GraderLike, Outcome, as_grader
+from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import WORKDIR, SandboxSpec
 from clawgym_env.sandbox.local import LocalBackend
 from clawgym_env.tasks import Task, TaskFile, load_clawgym
@@ -32,7 +33,7 @@ def grade(task: Task, left_by_agent: Mapping[str, str], grader: GraderLike | Non
                 await sandbox.write_file(f"{task.workdir}/{file.path}", file.read())
             for path, text in left_by_agent.items():
                 await sandbox.write_file(f"{task.workdir}/{path}", text.encode())
-            return await as_grader(grader).grade(task, sandbox, "")
+            return await as_grader(grader).grade(task, sandbox, Outcome())
         finally:
             await sandbox.close()
 
@@ -94,7 +95,7 @@ def test_nothing_in_the_place_of_a_hidden_file_fools_the_grader(script: str, sha
             TaskFile(path="top.txt", data=b"secret"),
             TaskFile(path="reward/check.py", data=COMPARE),
         ),
-        grade_command=("python3", "reward/check.py"),
+        grading=CommandGrading(command=("python3", "reward/check.py")),
     )
 
     async def run() -> Grade:
@@ -102,7 +103,7 @@ def test_nothing_in_the_place_of_a_hidden_file_fools_the_grader(script: str, sha
             for file in task.files:
                 await sandbox.write_file(file.path, file.read())
             assert (await sandbox.exec(["sh", "-c", f"touch answer.txt; {script}"])).exit_code == 0
-            grade = await as_grader(None).grade(task, sandbox, "")
+            grade = await as_grader(None).grade(task, sandbox, Outcome())
             assert await sandbox.read_file("top.txt") == await sandbox.read_file("data/expected.txt") == b"secret"
             return grade
 

@@ -20,6 +20,7 @@ import clawgym_env  # noqa: F401 (registers the ids)
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.scripted import ScriptedEngine, tool_call
 from clawgym_env.errors import HarnessError
+from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.registry import adapter
 from clawgym_env.sandbox.base import WORKDIR, ExecResult
 from clawgym_env.tasks.task import Task
@@ -183,7 +184,8 @@ def test_a_little_cli_is_trained_on_like_any_harness(tmp_path: Path) -> None:
         response="{workdir}/answer.txt",
         memory_mb=256,
     )
-    task = Task(id="t", instruction="Write hi into a.txt.", grade_command=("bash", "-c", "grep -c hi a.txt"))
+    counting = CommandGrading(command=("bash", "-c", "grep -c hi a.txt"))
+    task = Task(id="t", instruction="Write hi into a.txt.", grading=counting)
     replies = [tool_call("sh", command="printf hi > a.txt"), tool_call("sh", command="cat a.txt"), "Done."]
     env = gym.make("ClawGym-Command-v0", harness=harness, tasks=[task], engine=ScriptedEngine(replies))
     env.reset(seed=0)

@@ -238,7 +238,7 @@ def test_an_ordinary_user_gets_the_same_sandbox_with_weaker_limits(tmp_path: Pat
     )
     assert done.stderr == ""
     assert done.stdout.splitlines() == [
-        "Capabilities(memory='process', processes='namespace', cpus='none')",
+        "Capabilities(memory='process', processes='namespace', cpus='none', isolated=True, images=False)",
         r"b'0\n/root/.openclaw/workspace\nsandbox\n'",
         "b'data'",
         r'b"b' + r"'hello'\n" + '"',

@@ -37,7 +37,7 @@ def check(task: Task, workspace: Path) -> tuple[float, dict[str, float]]:
         path.write_bytes(file.read())
     path = f"{sys.base_prefix}/bin:/usr/bin:/bin"
     done = subprocess.run(
-        task.grade_command, cwd=workspace, env={"PATH": path}, capture_output=True, text=True, check=True
+        task.grading.command, cwd=workspace, env={"PATH": path}, capture_output=True, text=True, check=True
     )
     *_, components, reward = done.stdout.strip().splitlines()
     return float(reward), json.loads(components)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import TaskError
+from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import WORKDIR
 from clawgym_env.tasks import Limits, McpServer, Task, TaskFile, load_clawgym, save_clawgym
 from clawgym_env.tasks.bundled import bundled_tasks
@@ -198,7 +199,7 @@ def test_limits_and_servers_are_kept_in_the_metadata(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"grade_command": ("true",)}, "got 'task_0000' with true"),
+        ({"grading": CommandGrading(command=("true",))}, "got 'task_0000' with CommandGrading"),
         ({"id": "../x"}, "got '../x'"),
         ({"hidden_files": ()}, r"reward.sh, got \[\]"),
         ({"hidden_files": (TaskFile(path="check.py", data=b""),)}, "check.py"),
