@@ -140,7 +140,7 @@ class FakeBackend:
         self.most_alive = max(self.most_alive, len(self.alive))
         return sandbox
 
-    async def reap(self) -> Sequence[str]:
+    async def reap(self, *, dry_run: bool = False) -> Sequence[str]:
         return []
 
 

@@ -162,8 +162,12 @@ class SandboxBackend(Protocol):
             SandboxError: with what this machine lacks and how to get it.
         """
 
-    async def reap(self) -> Sequence[str]:
+    async def reap(self, *, dry_run: bool = False) -> Sequence[str]:
         """Remove what dead controllers left and what is past its lifetime; return the names of what was removed.
 
         Never touches what a living controller owns. Not an error where the backend cannot run: nothing was left then.
+        Two reapers at once are none either: what one finds gone the other removed.
+
+        Args:
+            dry_run: only return the names of what would be removed.
         """

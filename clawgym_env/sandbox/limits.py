@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import resource
+import signal
 import uuid
 from collections.abc import Mapping
 from contextlib import suppress
@@ -58,14 +59,20 @@ class ControlGroups:
             return cls({"": v2 / _PARENT}, unified=True)
         return None
 
-    def sweep(self) -> list[str]:
-        """Remove what dead controllers left and return its names. A directory in use cannot be removed."""
+    def sweep(self, *, dry_run: bool = False) -> list[str]:
+        """Remove what dead controllers left and return its names, or only return them.
+
+        Their processes died with them; one that did not is killed, and the next sweep removes its directory.
+        """
         removed = []
         for path in self.directories():
-            if not owner_alive(path.name):
-                with suppress(OSError):
+            if owner_alive(path.name):
+                continue
+            with suppress(OSError):
+                if not dry_run:
+                    _kill_processes(path)
                     path.rmdir()
-                    removed.append(str(path))
+                removed.append(str(path))
         return removed
 
     def directories(self) -> list[Path]:
@@ -154,6 +161,19 @@ def _delegate(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _kill_processes(group: Path) -> None:
+    """Kill a group's processes. Each is looked up again once a descriptor holds it: ids are reused."""
+    file = group / "cgroup.procs"
+    with suppress(OSError):
+        for pid in file.read_text().split():
+            process = os.pidfd_open(int(pid))
+            try:
+                if pid in file.read_text().split():
+                    signal.pidfd_send_signal(process, signal.SIGKILL)
+            finally:
+                os.close(process)
 
 
 def _write(path: Path, value: int | str) -> None:

@@ -77,10 +77,10 @@ class LocalBackend:
             raise
         return sandbox
 
-    async def reap(self) -> Sequence[str]:
+    async def reap(self, *, dry_run: bool = False) -> Sequence[str]:
         """Remove the control groups of dead controllers; see `SandboxBackend.reap`. Their processes died with them."""
-        groups = self._control_groups()
-        return [] if groups is None else groups.sweep()
+        groups = ControlGroups.find() if self._use_cgroups else None
+        return [] if groups is None else groups.sweep(dry_run=dry_run)
 
     def _control_groups(self) -> ControlGroups | None:
         if self._use_cgroups and not self._probed:

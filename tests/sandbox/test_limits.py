@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from clawgym_env.ownership import owner_scope
 from clawgym_env.sandbox.base import SandboxSpec
 from clawgym_env.sandbox.limits import ControlGroups, rlimits
 
@@ -70,7 +71,7 @@ def test_only_directories_of_dead_owners_are_swept(tmp_path: Path) -> None:
     groups.make(SPEC)
     parent = tmp_path / "pids" / "clawgym"
     (mine,) = parent.iterdir()
-    for name in (f"{os.getpid()}-1-reusedpid", "4194303-12345-dead", "stranger"):
+    for name in (f"{os.getpid()}-1-{owner_scope()}-reusedpid", f"4194303-12345-{owner_scope()}-dead", "stranger"):
         (parent / name).mkdir()
     groups.sweep()
     assert set(parent.iterdir()) == {mine, parent / "stranger"}
