@@ -368,7 +368,8 @@ def _spec(task: Task, limits: Limits, *, memory_mb: int | None = None, mounts: t
         memory_mb=memory_mb or task.memory_mb,
         cpus=task.cpus,
         disk_mb=task.disk_mb,
-        mounts=mounts,
+        mounts=(*task.mounts, *mounts),
+        env=task.env,
         lifetime_s=limits.wall_clock_s + limits.grader_s + LIFETIME_SLACK_S,
     )
 

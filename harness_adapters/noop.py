@@ -16,6 +16,7 @@ class NoopHarness(HarnessAdapter):
     name = "noop"
     version = "1.0"
     dialect: Dialect = "chat"
+    supports_resume = True
     calls_model = False
     memory_mb = 64
 

@@ -1,15 +1,16 @@
 """The harness that knows the solution: plays a task's known steps instead of asking a model.
 
 Solutions travel out of band, for what the sandbox or the task holds a policy might see: the user gives a function from
-the instruction to the steps. For bundled tasks::
+the instruction to the steps. For a set that knows its solutions (`TaskSet.solution`)::
 
-    known = {instance.task.instruction: instance.oracle for instance in instances}
+    known = {task.instruction: tasks.solution(task) for task in tasks}
     OracleHarness(steps=known.__getitem__)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path, PurePosixPath
 from typing import Protocol
 
 from clawgym_env.errors import HarnessError
@@ -19,11 +20,12 @@ from clawgym_env.sandbox.base import Sandbox
 
 
 class Step(Protocol):
-    """One call of a mini tool; `clawgym_env.tasks.bundled.OracleStep` is one."""
+    """One step; `clawgym_env.tasks.SolutionStep` is one."""
 
     @property
     def tool(self) -> str:
-        """ "write" (path, content), "bash" (command) or "read", which changes nothing and is skipped."""
+        """ "write" (path, content), "bash" (command), "copy_in" (source, path), "answer" (text), or "read", which
+        changes nothing and is skipped. A path is relative to the workspace or absolute."""
 
     @property
     def arguments(self) -> Mapping[str, str]: ...
@@ -35,6 +37,7 @@ class OracleHarness(HarnessAdapter):
     name = "oracle"
     version = "1.0"
     dialect: Dialect = "chat"
+    supports_resume = True
     calls_model = False
     memory_mb = 256
 
@@ -54,16 +57,20 @@ class OracleHarness(HarnessAdapter):
             steps = self._steps(context.instruction)
         except LookupError as error:
             raise HarnessError(f"Expected an oracle for {context.instruction[:80]!r}, got none.") from error
-        output = b""
+        output, response = b"", ""
         for step in steps:
+            place = str(PurePosixPath(context.workdir) / step.arguments.get("path", ""))
             if step.tool == "write":
-                path = f"{context.workdir}/{step.arguments['path']}"
-                await sandbox.write_file(path, step.arguments["content"].encode())
+                await sandbox.write_file(place, step.arguments["content"].encode())
+            elif step.tool == "copy_in":
+                await sandbox.copy_in(Path(step.arguments["source"]), place)
+            elif step.tool == "answer":
+                response = step.arguments["text"]
             elif step.tool == "bash":
                 done = await sandbox.exec(["bash", "-c", step.arguments["command"]], cwd=context.workdir)
                 output += done.stdout + done.stderr
                 if done.exit_code != 0:
                     return HarnessExit(done.exit_code, output, b"", "", done.timed_out)
             elif step.tool != "read":
-                raise HarnessError(f"Expected an oracle step to write, bash or read, got {step.tool!r}.")
-        return HarnessExit(0, output, b"", "")
+                raise HarnessError(f"Expected a step to write, read, bash, copy_in or answer, got {step.tool!r}.")
+        return HarnessExit(0, output, b"", response)

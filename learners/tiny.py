@@ -25,8 +25,9 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from clawgym_env.messages import Message
 from clawgym_env.policy import Policy, save_policy
 from clawgym_env.rendering import ChatMLRenderer, tool_dicts
-from clawgym_env.tasks.bundled import Instance, OracleStep, TaskFamily, Vocabulary, families
+from clawgym_env.tasks.bundled import Instance, TaskFamily, Vocabulary, families
 from clawgym_env.tasks.bundled.vocabulary import CONSONANTS, VOWELS
+from clawgym_env.tasks.task import SolutionStep
 from clawgym_env.tokenizer import CHATML_SPECIALS, TextTokenizer
 from harness_adapters.mini.demonstrations import mini_tools, opening, play
 from learners.cold_start import Example, batches, make_example, train
@@ -171,7 +172,7 @@ def demonstrate(instance: Instance, flaws: Flaws, rng: random.Random) -> list[Me
     return play(task.instruction, files, [(step.tool, step.arguments) for step in steps], ANSWER)
 
 
-def spoil(steps: Sequence[OracleStep], flaws: Flaws, rng: random.Random) -> list[OracleStep]:
+def spoil(steps: Sequence[SolutionStep], flaws: Flaws, rng: random.Random) -> list[SolutionStep]:
     """Return the steps with at most one flaw."""
     spoiled = list(steps)
     draw = rng.random()

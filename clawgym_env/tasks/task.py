@@ -7,13 +7,14 @@ enter a sandbox only after the harness has ended.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Union, overload
+from typing import Literal, TypeAlias, Union, overload
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from clawgym_env.grading.specs import CommandGrading, Grading
-from clawgym_env.sandbox.base import WORKDIR, Image
+from clawgym_env.sandbox.base import WORKDIR, Image, Mount
 
 
 class Limits(BaseModel):
@@ -95,6 +96,10 @@ class Task(BaseModel):
     """None: the sandbox backend's own."""
     folders: tuple[str, ...] = ()
     """As in `SandboxSpec.folders`."""
+    mounts: tuple[Mount, ...] = ()
+    """Shown read-only to the agent and to the grader: what is too big to copy. Outside the workspace."""
+    env: Mapping[str, str] = Field(default_factory=dict)
+    """Of every command in the task's sandboxes."""
     memory_mb: int = 2048
     cpus: float = 2.0
     disk_mb: int = 512
@@ -103,21 +108,40 @@ class Task(BaseModel):
     metadata: Mapping[str, JsonValue] = Field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class SolutionStep:
+    """One step of a known solution, in the words of the `oracle` harness."""
+
+    tool: Literal["write", "read", "bash", "copy_in", "answer"]
+    """`write` (path, content) a file, `read` (path) one, run a `bash` (command), `copy_in` a host folder (source, path)
+    or give the `answer` (text) that the user sees. Paths are relative to the workspace or absolute."""
+    arguments: Mapping[str, str]
+
+
+Solve: TypeAlias = Callable[[Task], "Sequence[SolutionStep] | None"]
+"""Finds the solution of a task, if one is known. It stays with the set: a policy might see what a task holds."""
+
+
 class TaskSet(Sequence[Task]):
     """An ordered, finite collection of tasks with unique ids, made lazily by index.
 
-    Any `Sequence[Task]` is accepted where a task set is expected; this class adds names and selection.
+    Any `Sequence[Task]` is accepted where a task set is expected; this class adds names, selection and solutions.
     """
 
-    def __init__(self, name: str, size: int, make: Callable[[int], Task]) -> None:
+    def __init__(self, name: str, size: int, make: Callable[[int], Task], *, solve: Solve | None = None) -> None:
         self.name = name
         self._size = size
         self._make = make
+        self._solve = solve
 
     @classmethod
-    def of(cls, tasks: Sequence[Task], name: str = "tasks") -> TaskSet:
+    def of(cls, tasks: Sequence[Task], name: str = "tasks", *, solve: Solve | None = None) -> TaskSet:
         """Wrap tasks already in memory."""
-        return cls(name, len(tasks), tasks.__getitem__)
+        return cls(name, len(tasks), tasks.__getitem__, solve=solve)
+
+    def solution(self, task: Task) -> Sequence[SolutionStep] | None:
+        """Return the steps that solve one of these tasks; None where no solution is known."""
+        return None if self._solve is None else self._solve(task)
 
     def __len__(self) -> int:
         return self._size
@@ -129,7 +153,7 @@ class TaskSet(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | TaskSet:
         if isinstance(index, slice):
             picked = range(self._size)[index]
-            return TaskSet(self.name, len(picked), lambda i: self._make(picked[i]))
+            return TaskSet(self.name, len(picked), lambda i: self._make(picked[i]), solve=self._solve)
         return self._make(range(self._size)[index])
 
     def __iter__(self) -> Iterator[Task]:

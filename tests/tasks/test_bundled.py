@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import TaskError
-from clawgym_env.tasks.bundled import Instance, OracleStep, Split, TaskFamily, bundled_tasks, families
-from clawgym_env.tasks.task import Task
+from clawgym_env.tasks.bundled import Instance, Split, TaskFamily, bundled_tasks, families
+from clawgym_env.tasks.task import SolutionStep, Task
 from harness_adapters.mini.agent import run_tool
 
 FAMILIES = pytest.mark.parametrize("family", families(), ids=lambda family: family.name)
@@ -24,7 +24,7 @@ def lay_out(task: Task, workspace: Path) -> None:
         path.write_bytes(file.read())
 
 
-def play(steps: Sequence[OracleStep], workspace: Path) -> None:
+def play(steps: Sequence[SolutionStep], workspace: Path) -> None:
     for step in steps:
         answer = run_tool(step.tool, dict(step.arguments), str(workspace))
         assert not answer.startswith("error"), answer
@@ -43,7 +43,7 @@ def check(task: Task, workspace: Path) -> tuple[float, dict[str, float]]:
     return float(reward), json.loads(components)
 
 
-def grade(instance: Instance, workspace: Path, steps: Sequence[OracleStep]) -> float:
+def grade(instance: Instance, workspace: Path, steps: Sequence[SolutionStep]) -> float:
     workspace.mkdir(parents=True)
     lay_out(instance.task, workspace)
     play(steps, workspace)

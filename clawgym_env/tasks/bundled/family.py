@@ -11,11 +11,10 @@ import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
-from typing import Literal
 
 from clawgym_env.tasks.bundled.expectation import Expectation, expected_json
 from clawgym_env.tasks.bundled.vocabulary import Split, Vocabulary
-from clawgym_env.tasks.task import Limits, Task, TaskFile
+from clawgym_env.tasks.task import Limits, SolutionStep, Task, TaskFile
 
 LIMITS: Mapping[int, Limits] = {
     1: Limits(max_calls=12, grader_s=30.0),
@@ -26,19 +25,11 @@ LIMITS: Mapping[int, Limits] = {
 
 
 @dataclass(frozen=True, slots=True)
-class OracleStep:
-    """One tool call of a perfect solution, in the words of the bundled `mini` harness."""
-
-    tool: Literal["write", "read", "bash"]
-    arguments: Mapping[str, str]
-
-
-@dataclass(frozen=True, slots=True)
 class Draft:
     """What a family's function returns: a task without its bookkeeping."""
 
     instruction: str
-    oracle: Sequence[OracleStep]
+    oracle: Sequence[SolutionStep]
     expectations: Sequence[Expectation]
     inputs: Mapping[str, str] = field(default_factory=dict)
     """Text of the files the task starts with, by path."""
@@ -49,7 +40,7 @@ class Instance:
     """A task with its solution."""
 
     task: Task
-    oracle: tuple[OracleStep, ...]
+    oracle: tuple[SolutionStep, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,11 +86,11 @@ def checker_files() -> tuple[TaskFile, TaskFile]:
     )
 
 
-def write(path: str, content: str) -> OracleStep:
+def write(path: str, content: str) -> SolutionStep:
     """Return the step that writes `content` to `path`."""
-    return OracleStep("write", {"path": path, "content": content})
+    return SolutionStep("write", {"path": path, "content": content})
 
 
-def read(path: str) -> OracleStep:
+def read(path: str) -> SolutionStep:
     """Return the step that reads `path`."""
-    return OracleStep("read", {"path": path})
+    return SolutionStep("read", {"path": path})

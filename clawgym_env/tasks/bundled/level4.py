@@ -13,15 +13,16 @@ from collections.abc import Mapping, Sequence
 from pydantic import JsonValue
 
 from clawgym_env.tasks.bundled.expectation import Expectation, Kind, expect
-from clawgym_env.tasks.bundled.family import Draft, OracleStep, TaskFamily, read, write
+from clawgym_env.tasks.bundled.family import Draft, TaskFamily, read, write
 from clawgym_env.tasks.bundled.vocabulary import Vocabulary
+from clawgym_env.tasks.task import SolutionStep
 
 Rows = list[list[str]]
 
 
 def report_draft(instruction: str, inputs: Mapping[str, str], outputs: Sequence[tuple[str, str, Kind]]) -> Draft:
     """Return the draft of a task that reads `inputs` (text by path) and writes `outputs` (path, text, kind)."""
-    steps: list[OracleStep] = [read(path) for path in inputs]
+    steps: list[SolutionStep] = [read(path) for path in inputs]
     checks: list[Expectation] = []
     for name, (path, text, kind) in zip(("first", "second", "third"), outputs, strict=True):
         steps.append(write(path, text))
