@@ -16,7 +16,7 @@ from clawgym_env.grading.base import Grader
 from clawgym_env.rollout import Rollout, StopReason, failure_rule
 from clawgym_env.runner import RolloutRequest, Runner, ServedPolicy, policy_asked
 from clawgym_env.sandbox.base import SandboxBackend
-from clawgym_env.scratch import sweep_scratch_folders
+from clawgym_env.sandbox.reaper import reap
 from clawgym_env.tasks.task import Limits
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class RolloutPool:
         self._max_concurrency = max_concurrency
         self._slots = asyncio.Semaphore(max_concurrency)
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._starting = asyncio.Lock()
         self._runner: Runner | None = None
         self._proxy: ProxyServer | None = None
 
@@ -112,29 +113,31 @@ class RolloutPool:
             await _cancel([feeder])
 
     async def close(self) -> None:
-        """Cancel what still runs, wait until its sandboxes are closed, and end the proxy. Idempotent."""
+        """Cancel what still runs, wait until its sandboxes are closed, end the proxy and reap. Idempotent."""
         await _cancel(list(self._tasks))
         proxy, self._proxy, self._runner = self._proxy, None, None
         if proxy is not None:
             await proxy.close()
+            await reap([self._backend])
 
     async def _started(self) -> Runner:
-        """Start the proxy at the first use."""
-        if self._runner is None:
-            from clawgym_env.proxy.app import ProxyServer
+        """At the first use, remove what earlier runs left and start the proxy."""
+        async with self._starting:
+            if self._runner is None:
+                from clawgym_env.proxy.app import ProxyServer
 
-            sweep_scratch_folders()
-            self._proxy = proxy = ProxyServer()
-            await proxy.start()
-            self._runner = Runner(
-                backend=self._backend,
-                grader=self._grader,
-                proxy=proxy,
-                cache=self._cache,
-                limits=self._limits,
-                store=self._store,
-            )
-        return self._runner
+                await reap([self._backend])
+                self._proxy = proxy = ProxyServer()
+                await proxy.start()
+                self._runner = Runner(
+                    backend=self._backend,
+                    grader=self._grader,
+                    proxy=proxy,
+                    cache=self._cache,
+                    limits=self._limits,
+                    store=self._store,
+                )
+            return self._runner
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.create_task(work)

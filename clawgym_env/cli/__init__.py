@@ -1,21 +1,24 @@
-"""The `clawgym` command: run rollouts or the proxy alone, examine a harness, install, build, check.
+"""The `clawgym` command: run rollouts or the proxy alone, examine a harness, install, build, check, clean up.
 
 Every subcommand is a function whose signature is its command line, in a module beside this one. What goes wrong on
-purpose is one line on stderr and exit code 2; Ctrl-C closes what is open and exits with 130.
+purpose is one line on stderr and exit code 2; Ctrl-C closes what is open and exits with 130, SIGTERM with 143.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType, MappingProxyType
 
 import pydantic
 import tyro
 
-from clawgym_env.cli import fidelity, proxy, rollout, setup
+from clawgym_env.cli import fidelity, proxy, reap, rollout, setup
 from clawgym_env.errors import ClawGymError
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
@@ -26,24 +29,30 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
         "tasks": setup.tasks_command,
         "fidelity": fidelity.fidelity_command,
         "proxy": proxy.proxy_command,
+        "reap": reap.reap_command,
     }
 )
-INTERRUPTED = 130
+INTERRUPTED, TERMINATED = 130, 143
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which closes what is open just as Ctrl-C does."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     try:
-        code = _app().cli(args=argv, prog="clawgym", description=__doc__)
+        with _sigterm_interrupts():
+            code = _app().cli(args=argv, prog="clawgym", description=__doc__)
     except (ClawGymError, pydantic.ValidationError, ValueError, OSError, ImportError) as error:
         if isinstance(error, BrokenPipeError):
             return _reader_gone()
         print(f"clawgym: {' '.join(str(error).split())}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("clawgym: interrupted; everything is closed", file=sys.stderr)
-        return INTERRUPTED
+        return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
     return code or 0
 
 
@@ -52,6 +61,21 @@ def _app() -> tyro.extras.SubcommandApp:
     for name, command in COMMANDS.items():
         app.command(name=name)(command)
     return app
+
+
+@contextmanager
+def _sigterm_interrupts() -> Iterator[None]:
+    def terminate(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    if threading.current_thread() is not threading.main_thread():  # only that one may set handlers
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _reader_gone() -> int:
