@@ -17,7 +17,7 @@ from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.envs.sampler import Draw
 from clawgym_env.grading.base import GraderLike
-from clawgym_env.grading.command import as_grader
+from clawgym_env.grading.task_grader import as_grader
 from clawgym_env.harness import HarnessAdapter
 from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
 from clawgym_env.rollout import Rollout

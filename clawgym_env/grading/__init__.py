@@ -1,7 +1,7 @@
 """Graders: from a finished workspace to a score in [0, 1]."""
 
 from clawgym_env.grading.base import Grade, Grader, GraderLike, Outcome
-from clawgym_env.grading.command import CommandGrader, as_grader
 from clawgym_env.grading.function import FunctionGrader
+from clawgym_env.grading.task_grader import TaskGrader, as_grader
 
-__all__ = ["CommandGrader", "FunctionGrader", "Grade", "Grader", "GraderLike", "Outcome", "as_grader"]
+__all__ = ["FunctionGrader", "Grade", "Grader", "GraderLike", "Outcome", "TaskGrader", "as_grader"]

@@ -7,9 +7,9 @@ an address or a key; those belong to whoever runs the grading.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, TypeAlias, Union
+from typing import Literal, Self, TypeAlias, Union
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 ANCHORS = (0.0, 0.25, 0.5, 0.75, 1.0)
 """The scores a judge may give to one criterion."""
@@ -27,9 +27,21 @@ class CommandGrading(_Spec):
     """Run in the workspace after the hidden files were brought in."""
     score: Literal["last_line", "mean_of_json", "exit_code", "reward_file"] = "last_line"
     """`last_line`: of stdout, a number. `mean_of_json`: of the values of the JSON object on stdout. `exit_code`: 1 for
-    0, else 0. `reward_file`: what the command wrote to `reward_file`."""
-    reward_file: str | None = None
-    """Absolute; a number, or a JSON object with one named `reward`. What lay there before is removed first."""
+    0, else 0. `reward_file`: a number that the command writes, or a JSON object with one named `reward`. The table in
+    `scores` says what everything else means."""
+    reward_files: tuple[str, ...] = ()
+    """Absolute paths, of which the first that exists counts (Harbor: `reward.txt`, else `reward.json`). What lay there
+    before is removed first."""
+
+    @model_validator(mode="after")
+    def _says_where(self) -> Self:
+        if (self.score == "reward_file") != bool(self.reward_files):
+            raise ValueError(
+                f"Expected reward_files with score='reward_file' only, got {self.score}: {self.reward_files}."
+            )
+        if relative := [path for path in self.reward_files if not path.startswith("/")]:
+            raise ValueError(f"Expected absolute paths in reward_files, got {relative}.")
+        return self
 
 
 class Criterion(_Spec):

@@ -7,6 +7,7 @@ a set that loads has no path that leaves its folder on the host or the workspace
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
@@ -23,6 +24,13 @@ from clawgym_env.tasks.task import Task, TaskFile, TaskSet
 ENTRY, INPUTS, REWARD = "data_entry.json", "input_files", "reward"
 GRADE_SCRIPT = f"{REWARD}/{REWARD}.sh"
 GRADING = CommandGrading(command=("bash", GRADE_SCRIPT))
+STOCK_SCRIPT_SHA256 = "2c892af9d8248934e5e67646a02524d9da0f5a1fcc5fadadd077e485238d6e65"
+"""Of the `reward.sh` of all released tasks: it prints the mean of what `check.py` prints, and hides the parts."""
+STOCK_GRADING = CommandGrading(
+    command=("python3", f"{WORKDIR}/{REWARD}/check.py", WORKDIR),
+    score="mean_of_json",
+)
+"""The same mean with its parts; what is neither an object nor a number is an error here and 0 there."""
 MAX_FILE_BYTES = 64 << 20
 ADDITIONS = ("limits", "memory_mb", "mcp_servers")
 """What of a `Task` the format has no place for: we keep it in the metadata."""
@@ -101,13 +109,19 @@ def _load_task(folder: Path, max_file_bytes: int) -> Task:
                 "instruction": entry.user_query,
                 "files": inputs,
                 "hidden_files": hidden,
-                "grading": GRADING,
+                "grading": _grading(hidden),
                 "metadata": {name: part for name, part in entry.metadata.items() if name not in ADDITIONS},
                 **{name: part for name, part in entry.metadata.items() if name in ADDITIONS},
             }
         )
     except ValidationError as error:
         raise TaskError(f"Expected a valid task in {folder / ENTRY}, got {_explain(error)}.") from error
+
+
+def _grading(hidden: Sequence[TaskFile]) -> CommandGrading:
+    script = next(file for file in hidden if file.path == GRADE_SCRIPT)
+    stock = hashlib.sha256(script.read()).hexdigest() == STOCK_SCRIPT_SHA256
+    return STOCK_GRADING if stock else GRADING
 
 
 def _read_entry(path: Path, max_file_bytes: int) -> DataEntry:
@@ -191,7 +205,7 @@ def _folder_name(task_id: str) -> str:
 
 
 def _save_task(task: Task, folder: Path) -> None:
-    if task.grading != GRADING or task.workdir != WORKDIR:
+    if task.grading not in (GRADING, STOCK_GRADING) or task.workdir != WORKDIR:
         raise TaskError(
             f"Expected a task graded by {' '.join(GRADING.command)} in {WORKDIR}, "
             f"got {task.id!r} with {task.grading!r} in {task.workdir}."

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import GraderError
-from clawgym_env.grading import CommandGrader, FunctionGrader, Grade, Grader, Outcome, as_grader
+from clawgym_env.grading import FunctionGrader, Grade, Grader, Outcome, TaskGrader, as_grader
 from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import ExecResult, SandboxSpec
 from clawgym_env.tasks import Limits, Task, TaskFile
@@ -80,7 +80,7 @@ def grade(task: Task, tmp_path: Path, planted: Mapping[str, str] | None = None, 
         (sandbox.workspace / path).parent.mkdir(parents=True, exist_ok=True)
         (sandbox.workspace / path).write_text(text)
         (sandbox.workspace / path).chmod(0o755)
-    return asyncio.run(CommandGrader().grade(task, sandbox, Outcome(response)))  # type: ignore[arg-type]
+    return asyncio.run(TaskGrader().grade(task, sandbox, Outcome(response)))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_a_link_planted_in_place_of_the_graders_folder_is_removed(tmp_path: Path
     (tmp_path / "elsewhere").mkdir()
     (sandbox.workspace / "reward").symlink_to(tmp_path / "elsewhere")
     task = shell_task("echo 0.5")
-    assert asyncio.run(CommandGrader().grade(task, sandbox, Outcome())).reward == 0.5  # type: ignore[arg-type]
+    assert asyncio.run(TaskGrader().grade(task, sandbox, Outcome())).reward == 0.5  # type: ignore[arg-type]
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
@@ -282,12 +282,12 @@ def test_no_exception_of_a_function_ends_more_than_its_grade(error: BaseExceptio
 
 
 def test_as_grader_takes_none_a_function_or_a_grader() -> None:
-    assert isinstance(as_grader(None), CommandGrader)
+    assert isinstance(as_grader(None), TaskGrader)
     assert isinstance(as_grader(a_function), FunctionGrader)
-    grader = CommandGrader()
+    grader = TaskGrader()
     assert as_grader(grader) is grader
     assert isinstance(grader, Grader)
     with pytest.raises(TypeError, match="Make an instance"):
-        as_grader(CommandGrader)  # type: ignore[arg-type]
+        as_grader(TaskGrader)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="got 3"):
         as_grader(3)  # type: ignore[arg-type]

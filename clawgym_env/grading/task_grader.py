@@ -1,0 +1,57 @@
+"""The default grader: judges every task as its own `grading` says.
+
+Made by `as_grader`, called by the runner. Each kind of grading is a function of its own module; this one only chooses.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from clawgym_env.errors import GraderError
+from clawgym_env.grading.base import Grade, Grader, GraderLike, Outcome
+from clawgym_env.grading.command import grade_command
+from clawgym_env.grading.function import FunctionGrader
+from clawgym_env.grading.specs import AnswerGrading, CommandGrading
+from clawgym_env.sandbox.base import Sandbox
+
+if TYPE_CHECKING:
+    from clawgym_env.tasks.task import Task
+
+
+class TaskGrader:
+    """Grades by the task's own `CommandGrading`, `RubricGrading`, `HybridGrading` or `AnswerGrading`."""
+
+    async def grade(self, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
+        """Score the workspace found in `sandbox.spec.workdir`; see `Grader.grade`."""
+        grading = task.grading
+        if isinstance(grading, CommandGrading):
+            return await grade_command(grading, task, sandbox, outcome)
+        if isinstance(grading, AnswerGrading):
+            return await _grade_answer(grading, task, sandbox, outcome)
+        raise GraderError(f"Expected task {task.id!r} to be graded by a command or an answer, got {grading.kind!r}.")
+
+
+async def _grade_answer(grading: AnswerGrading, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
+    from clawgym_env.grading.answer import score_answer
+
+    given = outcome.response
+    if grading.file is not None:
+        try:
+            given = (await sandbox.read_file(f"{sandbox.spec.workdir}/{grading.file}")).decode(errors="replace")
+        except OSError as error:  # the agent's doing: no file, a folder in its place, one of gigabytes
+            return Grade(0.0, {"answer": 0.0}, f"Expected an answer in {grading.file}, got: {error}")
+    score = score_answer(grading.expected, given, tolerance=grading.tolerance)
+    return Grade(score, {"answer": score}, f"Expected {grading.expected!r}, got {given[-500:]!r}")
+
+
+def as_grader(grader: GraderLike | None) -> Grader:
+    """Return a grader: the tasks' own for None, a plain function wrapped, a `Grader` as it is."""
+    if grader is None:
+        return TaskGrader()
+    if isinstance(grader, type):
+        raise TypeError(f"Expected a grader or a function, got the class {grader.__name__}. Make an instance of it.")
+    if isinstance(grader, Grader):
+        return grader
+    if callable(grader):
+        return FunctionGrader(grader)
+    raise TypeError(f"Expected a grader or a function (task, workspace) -> float, got {grader!r}.")
