@@ -32,7 +32,7 @@ class Draw:
 
     def rollout_seed(self, index: int) -> int:
         """Return the sampling seed of member `index`, in [0, 2**48)."""
-        return _hash(self.seed, index)
+        return derived_seed(self.seed, index)
 
 
 class GroupSampler:
@@ -72,7 +72,7 @@ class GroupSampler:
             harness_index = names.index(harness)
         repeat = self._seedings[self.seed] - 1
         group_id = f"{self.seed}{f'+{repeat}' if repeat else ''}-{self.position:06d}"
-        seed = _hash(self.seed, task.id, self._harnesses[harness_index].name, self.position)
+        seed = derived_seed(self.seed, task.id, self._harnesses[harness_index].name, self.position)
         self.position += 1
         return Draw(task, harness_index, group_id, seed)
 
@@ -85,7 +85,8 @@ class GroupSampler:
         return int(self._order[1][offset])
 
 
-def _hash(*parts: object) -> int:
+def derived_seed(*parts: object) -> int:
+    """Return a seed in [0, 2**48) that depends on all parts and nothing else."""
     # 48 bits: exact in a JSON number, whatever a harness does with its seed.
     digest = hashlib.blake2b("\0".join(map(str, parts)).encode("utf-8", "surrogatepass"), digest_size=6).digest()
     return int.from_bytes(digest, "big")

@@ -107,6 +107,11 @@ class Task(BaseModel):
     limits: Limits = Limits()
     metadata: Mapping[str, JsonValue] = Field(default_factory=dict)
 
+    def with_limits(self, changes: Mapping[str, float]) -> Task:
+        """Return the task with some of its limits, by name, set anew."""
+        limits = Limits.model_validate({**self.limits.model_dump(), **changes})
+        return self.model_copy(update={"limits": limits})
+
 
 @dataclass(frozen=True, slots=True)
 class SolutionStep:
