@@ -194,7 +194,7 @@ class RolloutSession:
 
     def conversation(self) -> tuple[Message, ...]:
         """Return what the main agent and its user said, over all sessions and compactions, system prompts left out."""
-        return ()
+        return self._builder.conversation(self.snapshot())
 
     @property
     def num_sampled_tokens(self) -> int:

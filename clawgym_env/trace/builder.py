@@ -21,6 +21,7 @@ from clawgym_env.messages import ChatRequest, Completion, Message
 from clawgym_env.rendering import message_dicts, tool_dicts
 from clawgym_env.trace.calls import CallKind, CallTiming, ModelCall
 from clawgym_env.trace.classify import CallFacts, assign_kinds, assign_states, marked_kind, worded_kind
+from clawgym_env.trace.conversation import Spoken, conversation
 from clawgym_env.trace.digests import Digest
 from clawgym_env.trace.matching import LineageIndex, RequestView, view_request
 from clawgym_env.trace.prefix_tree import PrefixTree, read_tokens
@@ -97,6 +98,7 @@ class _Node:
     tool_names: tuple[str, ...]
     segment: int
     echoes_parent: bool
+    spoken: Spoken
     delivered_s: float | None = None
 
 
@@ -219,7 +221,10 @@ class TreeBuilder:
         call.validate()
         tool_names = tuple(tool.name for tool in prepared.request.tools)
         segment = self._segment(index, view)
-        self._nodes.append(_Node(call, prepared.declared, prepared.marked, tool_names, segment, view.echoes_parent))
+        spoken = _spoken(view, prepared.declared or prepared.marked, completion, segment)
+        self._nodes.append(
+            _Node(call, prepared.declared, prepared.marked, tool_names, segment, view.echoes_parent, spoken)
+        )
         self._calls.append(call)
         self._latest_prompt = (index, prepared.prompt_token_ids)
         self._children.setdefault(parent, []).append(index)
@@ -263,6 +268,10 @@ class TreeBuilder:
                 for node, kind, state in zip(self._nodes, kinds, states, strict=True)
             ]
         )
+
+    def conversation(self, tree: PrefixTree) -> tuple[Message, ...]:
+        """Return what the main agent and its user said, in the words of `freeze`'s tree; see `trace.conversation`."""
+        return conversation(tree.calls, [node.spoken for node in self._nodes[: len(tree)]])
 
     def _segment(self, index: int, view: RequestView) -> int:
         """Return the segment of a call: that of the conversation it goes on with or tries to open again.
@@ -385,6 +394,22 @@ class TreeBuilder:
             shared = min(shared, self._calls[at].prefix_len)
             at = self._calls[at].prefix_parent
         return 0
+
+
+def _spoken(view: RequestView, known_kind: CallKind | None, completion: Completion, segment: int) -> Spoken:
+    """Return what a call added to its conversation; of a call that is surely a side call only tools are heard.
+
+    A summariser is shown the whole conversation over again.
+    """
+    rewritten = view.drift == "history_rewritten"
+    start = 0 if rewritten else view.position + 1
+    roles = ("user", "tool") if known_kind in (None, "main") else ("tool",)
+    return Spoken(
+        heard=tuple(message for message in view.messages[start : view.lasting] if message.role in roles),
+        reply=completion.as_message(),
+        segment=segment,
+        retells=rewritten or (view.parent is None and bool(view.transcript.replies)),
+    )
 
 
 def _common_length(a: TokenIds, b: TokenIds) -> int:

@@ -29,6 +29,8 @@ class RequestView:
     lasting: int
     """How many messages come before the transient suffix."""
     parent: int | None = None
+    position: int = -1
+    """Of the parent's reply; -1 without one."""
     drift: str | None = None
     """Why the parent's tokens cannot simply be gone on from."""
     echoes_parent: bool = False
@@ -140,14 +142,14 @@ class LineageIndex:
 
     def place(self, view: RequestView) -> None:
         """Fill in parent, drift, known replies and exact digests of a view."""
-        position = self._find_parent(view)
+        view.position = self._find_parent(view)
         self._recognise(view)
         if view.parent is not None:
             asked = self._calls[view.parent]
-            view.echoes_parent = view.known.get(position) == view.parent
-            view.new_system = asked.systems != view.transcript.systems[position]
+            view.echoes_parent = view.known.get(view.position) == view.parent
+            view.new_system = asked.systems != view.transcript.systems[view.position]
             if view.drift is None:
-                view.drift = self._drift(view, asked, position)
+                view.drift = self._drift(view, asked)
         view.exact = [view.tools]
         for at in range(len(view.messages)):
             view.exact.append(chain(view.exact[-1], self._exact_item(view, at)))
@@ -178,14 +180,14 @@ class LineageIndex:
         return asked.role_hash == view.role_hash or (asked.tools == view.tools != tools_digest(()))
 
     @staticmethod
-    def _drift(view: RequestView, asked: _Asked, position: int) -> str | None:
+    def _drift(view: RequestView, asked: _Asked) -> str | None:
         if not view.echoes_parent:
             return "reasoning_rewritten"
         if asked.tools != view.tools:
             return "tools_changed"
         if view.new_system:
             return "system_changed"
-        return "foreign_reply" if view.last_foreign > position else None
+        return "foreign_reply" if view.last_foreign > view.position else None
 
     def _find_parent(self, view: RequestView) -> int:
         """Set parent and drift; return the position of the parent's reply, -1 without one."""
