@@ -13,20 +13,17 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from clawgym_env.errors import SandboxError
-from clawgym_env.sandbox import folder_stream, supervisor
-from clawgym_env.sandbox.base import SandboxSpec
+from clawgym_env.sandbox.base import Mount, SandboxSpec
+from clawgym_env.sandbox.boot import INSIDE, supervisor_command, supervisor_files
 
 HOME = "/root"
 HOSTNAME = "sandbox"
-_INSIDE = "/run/clawgym"
-BOOT = f"import sys; sys.path[:0] = ['{_INSIDE}']; import supervisor; supervisor.main()"
-"""Imports the supervisor, rather than running it as a script, since only an import uses cached bytecode (5 ms)."""
 _PYTHON = "/opt/python"
 _HOST_PYTHON = "/usr/bin/python3"
 _SHM_MB = 64
 
-_MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
-_ETC = (
+MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ETC = (
     "alternatives", "ld.so.cache", "ld.so.conf", "ld.so.conf.d", "mime.types",
     "ca-certificates", "ssl/certs", "ssl/openssl.cnf", "pki/ca-trust", "pki/tls/certs",
 )  # fmt: skip
@@ -68,20 +65,19 @@ def base_environment(python: str) -> dict[str, str]:
     return {"PATH": path, "HOME": HOME, "LANG": "C.UTF-8", "TERM": "xterm-256color", "TZ": "UTC"}
 
 
-def find_python(host_python: str = _HOST_PYTHON) -> tuple[str, list[str]]:
-    """Return the interpreter's path inside and the arguments that put it there."""
+def find_python(host_python: str = _HOST_PYTHON) -> tuple[str, tuple[Mount, ...]]:
+    """Return the interpreter's path inside and what must be shown for it beside /usr."""
     if os.access(host_python, os.X_OK):
-        return _HOST_PYTHON, []
+        return _HOST_PYTHON, ()
     name = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    arguments = ["--ro-bind", os.path.realpath(sys.base_prefix), _PYTHON]
-    return f"{_PYTHON}/bin/{name}", arguments
+    return f"{_PYTHON}/bin/{name}", (Mount(source=Path(sys.base_prefix).resolve(), target=_PYTHON),)
 
 
 def arguments(
     spec: SandboxSpec,
     *,
     python: str,
-    python_mount: list[str],
+    python_mount: tuple[Mount, ...],
     seccomp_fd: int,
     etc_fds: Mapping[str, int],
 ) -> list[str]:
@@ -98,48 +94,60 @@ def arguments(
     args += ["--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL", "--seccomp", str(seccomp_fd)]
     args += ["--clearenv", "--setenv", "PATH", "/usr/bin", "--setenv", "LANG", "C.UTF-8"]
     args += ["--ro-bind", "/usr", "/usr"]
-    for folder in ("/etc", "/home", "/opt", "/var", _INSIDE):
+    for folder in ("/etc", "/home", "/opt", "/var", INSIDE):
         args += ["--dir", folder]
-    for name in _MERGED:
+    for name in MERGED:
         host = Path("/", name)
         if host.is_symlink():
             args += ["--symlink", os.readlink(host), f"/{name}"]
         elif host.is_dir():
             args += ["--ro-bind", str(host), str(host)]
-    for name in _ETC:
+    for name in ETC:
         args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for name, fd in etc_fds.items():
         args += ["--perms", "0644", "--file", str(fd), f"/etc/{name}"]
     args += ["--proc", "/proc", "--dev", "/dev", "--size", str(_SHM_MB << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]
     args += ["--size", disk, "--perms", "0700", "--tmpfs", HOME, "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--symlink", "/tmp", "/var/tmp"]
-    args += python_mount
     for folder in (spec.workdir, *spec.folders):
-        if not _is_under(folder, HOME) and not _is_under(folder, "/tmp"):
+        if not is_under(folder, HOME) and not is_under(folder, "/tmp"):
             args += ["--size", disk, "--tmpfs", folder]
         else:
             args += ["--dir", folder]
-    for module in (supervisor, folder_stream):
-        source, cached = Path(str(module.__file__)), Path(str(module.__cached__))
-        args += ["--ro-bind", str(source), f"{_INSIDE}/{source.name}"]
-        args += ["--ro-bind-try", str(cached), f"{_INSIDE}/__pycache__/{cached.name}"]
-    for mount in spec.mounts:
-        if not mount.source.exists():
-            raise SandboxError(f"Expected the mount {mount.source} to exist, got nothing there.")
-        args += ["--ro-bind", str(mount.source.resolve()), _absolute(mount.target)]
+    for source, inside in supervisor_files():
+        args += ["--ro-bind", str(source), inside]
+    for mount in (*python_mount, *spec.mounts):
+        args += ["--ro-bind", str(mount_source(mount)), absolute(mount.target)]
     # Run by the real root, uid 0 inside is uid 0 outside: it owns /proc/sys, and needs no capability to write there.
     for folder in ("/proc", "/dev", "/"):
         args += ["--remount-ro", folder]
     args += ["--chdir", "/", "--"]
-    return [*args, python, "-I", "-S", "-B", "-c", BOOT]
+    return [*args, *supervisor_command([python], lifetime_s=spec.lifetime_s)]
 
 
-def _absolute(path: str) -> str:
+def mount_source(mount: Mount) -> Path:
+    """Return what a mount shows, links followed.
+
+    Raises:
+        SandboxError: it is not there.
+    """
+    if not mount.source.exists():
+        raise SandboxError(f"Expected the mount {mount.source} to exist, got nothing there.")
+    return mount.source.resolve()
+
+
+def absolute(path: str) -> str:
+    """Return a path inside the sandbox, normalised.
+
+    Raises:
+        SandboxError: it is relative, leads upwards, or is the root.
+    """
     pure = PurePosixPath(path)
     if not pure.is_absolute() or ".." in pure.parts or len(pure.parts) == 1:
         raise SandboxError(f"Expected an absolute path without '..' inside the sandbox, got {path!r}.")
     return str(pure)
 
 
-def _is_under(path: str, folder: str) -> bool:
-    return PurePosixPath(_absolute(path)).is_relative_to(folder)
+def is_under(path: str, folder: str) -> bool:
+    """Whether a path inside lies in a folder, or is it."""
+    return PurePosixPath(absolute(path)).is_relative_to(folder)
