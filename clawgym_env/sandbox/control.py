@@ -1,5 +1,6 @@
 """The host's end of the control socket to a sandbox's supervisor.
 
+Made at once, attached when the backend has a connection (an inherited socket, or one that the supervisor opened).
 Invariant: the supervisor is not trusted. A reply is a fixed-size struct with at most one file descriptor, checked
 before use; anything else, and the end of the stream, fails whatever is waiting.
 """
@@ -28,19 +29,22 @@ class Control:
     """Requests to the supervisor and their replies."""
 
     def __init__(self) -> None:
-        self._socket, self.child = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        """`child` is inherited by bubblewrap; close it once that runs."""
-        self._socket.setblocking(False)
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
         self._exits: dict[int, asyncio.Future[int]] = {}
         self._answers: dict[int, asyncio.Future[tuple[int, int | None]]] = {}
         self._next_id = 1
         self.ready: asyncio.Future[int] = self._loop.create_future()
-        """The supervisor's pid in our pid namespace, told by the kernel."""
+        """The supervisor's pid in our pid namespace, told by the kernel; 0 when it has none there."""
         self.lost = False
         """Whether the supervisor hung up."""
-        self._loop.add_reader(self._socket, self._on_readable)
+
+    def attach(self, connected: socket.socket) -> None:
+        """Take over the socket to the supervisor."""
+        connected.setblocking(False)
+        connected.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        self._socket = connected
+        self._loop.add_reader(connected, self._on_readable, connected)
 
     async def spawn(self, job: Job, fds: tuple[int, int, int]) -> tuple[int, asyncio.Future[int]]:
         """Start a job on the given stdin, stdout and stderr (still the caller's to close).
@@ -82,16 +86,16 @@ class Control:
 
     def kill_nowait(self, job_id: int) -> None:
         """Ask for the end of a job's tree without waiting, as far as the socket takes it."""
-        if not self.lost:
+        if self._socket is not None and not self.lost:
             with suppress(OSError):
                 self._socket.send(_packed(("kill", job_id, None)))
 
     def close(self) -> None:
         """Hang up; the supervisor ends if it still runs."""
-        self.child.close()
-        if self._socket.fileno() >= 0:
+        if self._socket is not None:
             self._loop.remove_reader(self._socket)
             self._socket.close()
+            self._socket = None
         self._fail("The sandbox was closed.")
 
     def _new_id(self) -> int:
@@ -101,7 +105,7 @@ class Control:
     async def _send(self, message: tuple[str, int, Argument], *fds: int) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
         while True:
-            if self.lost:
+            if self._socket is None or self.lost:
                 raise SandboxError("Expected a live sandbox, got one whose supervisor has ended.")
             try:
                 self._socket.sendmsg([_packed(message)], rights)
@@ -111,10 +115,10 @@ class Control:
             except OSError as error:
                 raise SandboxError(f"Expected a live sandbox, got {error} from its control socket.") from error
 
-    def _on_readable(self) -> None:
+    def _on_readable(self, connected: socket.socket) -> None:
         size = socket.CMSG_SPACE(_CREDENTIALS.size) + socket.CMSG_SPACE(4)
         try:
-            data, ancillary, _, _ = self._socket.recvmsg(64, size, socket.MSG_CMSG_CLOEXEC)
+            data, ancillary, _, _ = connected.recvmsg(64, size, socket.MSG_CMSG_CLOEXEC)
         except BlockingIOError:
             return
         except OSError:
@@ -127,7 +131,7 @@ class Control:
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 sender = _CREDENTIALS.unpack(content)[0]
         if len(data) != supervisor.REPLY.size:
-            self._loop.remove_reader(self._socket)
+            self._loop.remove_reader(connected)
             self._fail("The sandbox's supervisor ended.")
         else:
             kind, job_id, value = supervisor.REPLY.unpack(data)

@@ -1,12 +1,13 @@
-"""The system calls a sandbox may not make, as a classic BPF program for `bwrap --seccomp FD`.
+"""The system calls a sandbox may not make: one table, as a BPF program for bubblewrap and as a profile for Docker.
 
-Bubblewrap installs it just before the supervisor starts, so that every process of the sandbox inherits it. Invariant:
-no call that makes namespaces, mounts, reads other processes' memory, or opens a socket family which network namespaces
-do not cover (AF_VSOCK reaches the hypervisor, AF_ALG the kernel's crypto) succeeds inside.
+Installed just before the supervisor starts, so that every process of the sandbox inherits it. Invariant: no call that
+makes namespaces, mounts, reads other processes' memory, or opens a socket family which network namespaces do not cover
+(AF_VSOCK reaches the hypervisor, AF_ALG the kernel's crypto) succeeds inside.
 """
 
 from __future__ import annotations
 
+import json
 import platform
 import struct
 
@@ -24,6 +25,8 @@ _LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _AF_ALG, _AF_VSOCK = 38, 40
 _NEW_NAMESPACE = 0x7E020000
 """Every CLONE_NEW* flag that `clone` takes (CLONE_NEWTIME is only for `unshare` and `clone3`)."""
+_LOW_HALF = 0xFFFFFFFF
+"""What the kernel reads of an `int` argument; a comparison of all 64 bits is walked around by any of the others."""
 _X32 = 0x40000000
 
 _SHARED = {
@@ -61,7 +64,7 @@ def seccomp_filter(machine: str | None = None) -> bytes:
     machine = machine or platform.machine()
     if machine not in _NUMBERS:
         known = ", ".join(_NUMBERS)
-        raise SandboxError(f"Expected a processor of {known}, got {machine!r}. Use the docker backend there.")
+        raise SandboxError(f"Expected a processor of {known}, got {machine!r}. Add its system calls to this table.")
     numbers = dict(_NUMBERS[machine])
     socket, clone, clone3 = (numbers.pop(name) for name in ("socket", "clone", "clone3"))
     program = [
@@ -93,3 +96,21 @@ def seccomp_filter(machine: str | None = None) -> bytes:
         _step(_RETURN, _ALLOW),
     ]
     return b"".join(program)
+
+
+def docker_profile() -> str:
+    """Return the same rules as a seccomp profile in Docker's JSON; the engine's own numbers the calls."""
+    judged = {"socket", "clone", "clone3"}
+    denied = sorted({*_SHARED, *(name for numbers in _NUMBERS.values() for name in numbers)} - judged)
+    flags = [1 << bit for bit in range(32) if _NEW_NAMESPACE & 1 << bit]
+    rules = [_rule(denied, _EPERM), _rule(["clone3"], _ENOSYS)]
+    rules += [_rule(["clone"], _EPERM, mask=flag, equals=flag) for flag in flags]
+    rules += [_rule(["socket"], _EAFNOSUPPORT, mask=_LOW_HALF, equals=family) for family in (_AF_ALG, _AF_VSOCK)]
+    # Only the native architecture is named: calls numbered for another end the process.
+    return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})
+
+
+def _rule(names: list[str], error: int, *, mask: int = 0, equals: int = 0) -> dict[str, object]:
+    """Return a rule that fails calls with an error; with a mask, those whose first argument fits."""
+    fits = {"index": 0, "value": mask, "valueTwo": equals, "op": "SCMP_CMP_MASKED_EQ"}
+    return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": error, "args": [fits] if mask else []}

@@ -1,16 +1,18 @@
-"""PID 1 of a local sandbox: starts commands for the host, kills them, tells how they ended.
+"""PID 1 of a sandbox: starts commands for the host, kills them, tells how they ended.
 
-Run by bubblewrap (see `bubblewrap.BOOT`) with a SOCK_SEQPACKET socket to the host as stdin. The host sends
+Run by a backend (see `boot`) with a SOCK_SEQPACKET socket to the host, its stdin or one that it opens. The host sends
 marshalled tuples `(kind, id, argument)` with file descriptors and gets back `(kind, id, value)` structs. Data never
 passes through here: each command works on pipes that the host made. Every command runs under a *keeper*, a fork of this
 process that adopts the command's orphans (PR_SET_CHILD_SUBREAPER), so that a daemon cannot leave its command's tree.
-Invariant: whatever happens inside, this process lives until the host hangs up, and its end ends the pid namespace.
+Invariant: whatever happens inside, this process lives until the host hangs up or the sandbox's lifetime is over, and
+its end ends the pid namespace.
 
 Stdlib only, and its private C modules at that: `socket`, `signal` or `json` would cost 5 to 12 ms each per sandbox.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]
 import _socket
 import ctypes
 import marshal
@@ -26,7 +28,7 @@ READY, EXITED, LISTENING, DONE, REFUSED = range(5)
 NOT_FOUND, NOT_STARTED = 127, 126
 """Exit codes of a command that could not be started, as in a shell."""
 
-_SIGINT, _SIGKILL, _SIGPIPE, _SIGCHLD, _SIGSTOP, _SIGXFSZ = 2, 9, 13, 17, 19, 25
+_SIGINT, _SIGKILL, _SIGPIPE, _SIGALRM, _SIGCHLD, _SIGSTOP, _SIGXFSZ = 2, 9, 13, 14, 17, 19, 25
 _SIG_DFL, _SIG_IGN = ctypes.c_void_p(0), ctypes.c_void_p(1)
 _PR_SET_DUMPABLE, _PR_SET_CHILD_SUBREAPER = 4, 36
 _MSG_CMSG_CLOEXEC = 0x40000000
@@ -238,7 +240,7 @@ def copy_folder(kind: str, folder: str, origin: str, max_bytes: int) -> None:
 
 def kill_all() -> None:
     """Kill every process but this one and wait until they are gone; no fork slips through a kill by PID 1."""
-    _signal(-1, _SIGKILL)
+    _kill(-1, _SIGKILL)
     for _ in range(1000):
         if not any(name.isdigit() and name != "1" for name in os.listdir("/proc")):
             return
@@ -259,14 +261,14 @@ def kill_tree(keeper: int) -> None:
     stopped: set[int] = set()
     while fresh := descendants(keeper) - stopped:
         for pid in fresh:
-            _signal(pid, _SIGSTOP)
+            _kill(pid, _SIGSTOP)
         stopped |= fresh
     for _ in range(1000):
         living = descendants(keeper)
         if not living:
             return
         for pid in living:
-            _signal(pid, _SIGKILL)
+            _kill(pid, _SIGKILL)
         time.sleep(0.002)
 
 
@@ -295,7 +297,7 @@ def descendants(ancestor: int) -> set[int]:
     return found - zombies
 
 
-def _signal(pid: int, number: int) -> None:
+def _kill(pid: int, number: int) -> None:
     try:  # noqa: SIM105 (contextlib costs 5 ms at start)
         os.kill(pid, number)
     except ProcessLookupError:
@@ -308,11 +310,31 @@ def _write_all(fd: int, data: bytes) -> None:
         view = view[os.write(fd, view) :]
 
 
-def main() -> None:
-    """Serve the host on the socket that is stdin."""
-    control = os.dup(0)
-    os.closerange(3, control)
-    os.closerange(control + 1, control + 64)
+def end_after(seconds: float) -> None:
+    """End this process, whatever it waits for, once its time is over; anybody inside may send the signal before."""
+    deadline = time.monotonic() + seconds
+
+    def ring(*_: object) -> None:
+        if time.monotonic() >= deadline:
+            os._exit(0)
+
+    _signal.signal(_SIGALRM, ring)
+    _signal.setitimer(_signal.ITIMER_REAL, seconds + 0.001, 1.0)
+
+
+def main(address: str | None = None, *, lifetime_s: float, folders: tuple[str, ...] = ()) -> None:
+    """Serve the host on the socket at `address`, or on the one that is stdin.
+
+    Args:
+        folders: made first, where they are missing.
+    """
+    if address is None:
+        control = _socket.socket(fileno=os.dup(0))
+    else:
+        control = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET, 0)
+        control.connect(address)
+    os.closerange(3, control.fileno())
+    os.closerange(control.fileno() + 1, control.fileno() + 64)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -322,4 +344,7 @@ def main() -> None:
     _libc.signal(_SIGINT, _SIG_IGN)
     # Orphans of killed keepers come here; ignored children are reaped by the kernel.
     _libc.signal(_SIGCHLD, _SIG_IGN)
-    Supervisor(_socket.socket(fileno=control)).serve()
+    end_after(lifetime_s)
+    for folder in folders:
+        os.makedirs(folder, exist_ok=True)
+    Supervisor(control).serve()
