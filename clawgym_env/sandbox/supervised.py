@@ -19,6 +19,7 @@ from typing import BinaryIO, Self
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox import folder_stream
 from clawgym_env.sandbox.base import ExecResult, SandboxSpec
+from clawgym_env.sandbox.completion import finished
 from clawgym_env.sandbox.control import Control, Job
 from clawgym_env.sandbox.pipes import InputPipe, OutputPipe
 from clawgym_env.sandbox.threads import in_thread
@@ -164,7 +165,7 @@ class SupervisedSandbox(ABC):
         """Kill every process and remove every trace; see `Sandbox.close`."""
         if self._closing is None:
             self._closing = asyncio.get_running_loop().create_task(self._close())
-        await asyncio.shield(self._closing)
+        await finished(self._closing)
 
     async def __aenter__(self) -> Self:
         return self
