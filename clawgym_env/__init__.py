@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from clawgym_env.envs.rollout import RolloutEnv
     from clawgym_env.envs.rollout_vector import RolloutVectorEnv, rollouts
     from clawgym_env.errors import ClawGymError, HarnessNotInstalled, HarnessUnsuitable, PolicyNotBuilt
+    from clawgym_env.evaluation.result import EvaluationResult
+    from clawgym_env.evaluation.run import evaluate
     from clawgym_env.grading.base import Grade, Grader
     from clawgym_env.harness import HarnessAdapter
     from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
@@ -38,6 +40,8 @@ _HOMES = {
     "HarnessNotInstalled": "errors",
     "HarnessUnsuitable": "errors",
     "PolicyNotBuilt": "errors",
+    "EvaluationResult": "evaluation.result",
+    "evaluate": "evaluation.run",
     "Grade": "grading.base",
     "Grader": "grading.base",
     "HarnessAdapter": "harness",
@@ -60,6 +64,7 @@ _HOMES = {
 __all__ = [
     "ClawGymError",
     "Engine",
+    "EvaluationResult",
     "Generation",
     "Grade",
     "Grader",
@@ -86,6 +91,7 @@ __all__ = [
     "__version__",
     "cache_dir",
     "env_id",
+    "evaluate",
     "load_tasks",
     "rollouts",
 ]

@@ -1,4 +1,4 @@
-"""The `clawgym` command: run rollouts or the proxy alone, examine a harness, install, build, check, clean up.
+"""The `clawgym` command: run, evaluate, examine a harness, serve the proxy alone, install, build, check, clean up.
 
 Every subcommand is a function whose signature is its command line, in a module beside this one. What goes wrong on
 purpose is one line on stderr and exit code 2; Ctrl-C closes what is open and exits with 130, SIGTERM with 143.
@@ -18,12 +18,14 @@ from types import FrameType, MappingProxyType
 import pydantic
 import tyro
 
+from clawgym_env.cli import eval as evaluation
 from clawgym_env.cli import fidelity, proxy, reap, rollout, setup
 from clawgym_env.errors import ClawGymError
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
     {
         "rollout": rollout.rollout_command,
+        "eval": evaluation.eval_command,
         "install": setup.install_command,
         "policy": setup.policy_command,
         "tasks": setup.tasks_command,

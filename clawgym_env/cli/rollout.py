@@ -10,47 +10,22 @@ from typing import Annotated
 
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 
-from clawgym_env import registry
-from clawgym_env.cache import cache_dir
-from clawgym_env.engine.base import SamplingParams
+from clawgym_env.cli._rollout_args import CommonRolloutArgs
 from clawgym_env.envs._face import grade_line
 from clawgym_env.envs.sampler import Draw, GroupSampler
-from clawgym_env.envs.service import DEFAULT_POLICY, DEFAULT_TASKS, RolloutService
+from clawgym_env.envs.service import RolloutService
 from clawgym_env.rollout import Rollout
 
 
-@dataclass(frozen=True)
-class RolloutArgs:
+@dataclass(frozen=True, kw_only=True)
+class RolloutArgs(CommonRolloutArgs):
     """What to run, and how far."""
 
     harness: str = "mini"
     """mini, pi, claude-code, codex, openclaw, mini-swe-agent, qwen-code, opencode, gemini-cli, command, noop or oracle;
     options as in "claude-code?bare"."""
-    tasks: str = DEFAULT_TASKS
-    """A folder of ClawGym tasks, or a name such as "bundled:level=1"."""
     limit: int = 1
     """How many tasks, from the first on."""
-    policy: str = DEFAULT_POLICY
-    """tiny, smollm2 or a Hugging Face folder."""
-    engine: str | None = None
-    """"scripted:FILE" or an import path, instead of the policy."""
-    sandbox: str = "local"
-    max_tokens: int = 1024
-    """Sampled tokens of one model call."""
-    temperature: float = 1.0
-    """Of the sampling, whatever the harness asks for."""
-    context_length: int | None = None
-    """Stretch or shrink the policy's window, in tokens. A stretched one is for smoke runs: answers get worse."""
-    renderer: str | None = None
-    """What writes the conversations of a folder that does not say: "chatml" or a family such as "llama-3"."""
-    max_calls: int | None = None
-    """Model calls of one rollout; the task's own limit where not given."""
-    wall_clock: float | None = None
-    """Seconds of one rollout's harness; the task's own limit where not given."""
-    max_concurrency: int = 1
-    """Harnesses alive at once."""
-    seed: int = 0
-    """Of the sampling."""
     run_dir: Path | None = None
     """Keep every call and rollout in this folder."""
     verbose: Annotated[bool, arg(aliases=["-v"])] = False
@@ -59,16 +34,12 @@ class RolloutArgs:
 
 def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> None:
     """Run a harness on the first tasks and show what came of it."""
-    policy = args.policy
-    if args.engine is None and (args.context_length, args.renderer) != (None, None):
-        load_policy = registry.load("clawgym_env.policy:load_policy")
-        policy = load_policy(args.policy, cache=cache_dir(), context_length=args.context_length, renderer=args.renderer)
     service = RolloutService(
         tasks=args.tasks,
         harness=args.harness,
-        policy=policy if args.engine is None else None,
+        policy=args.load_policy(),
         engine=args.engine,
-        sampling=SamplingParams(max_tokens=args.max_tokens, temperature=args.temperature),
+        sampling=args.sampling,
         sandbox=args.sandbox,
         run_dir=args.run_dir,
         max_concurrency=args.max_concurrency,
@@ -119,13 +90,9 @@ def summary(rollouts: Sequence[Rollout]) -> str:
 def _draws(service: RolloutService, args: RolloutArgs) -> Iterator[Draw]:
     sampler = GroupSampler(service.tasks, service.harnesses)
     sampler.reseed(args.seed)
-    given = {"max_calls": args.max_calls, "wall_clock_s": args.wall_clock}
-    changes = {name: value for name, value in given.items() if value is not None}
     for index in range(min(args.limit, len(service.tasks))):
-        task = service.tasks[index]
-        limits = type(task.limits).model_validate({**task.limits.model_dump(), **changes})
-        draw = sampler.draw(task.id)
-        yield dataclasses.replace(draw, task=task.model_copy(update={"limits": limits}))
+        draw = sampler.draw(service.tasks[index].id)
+        yield dataclasses.replace(draw, task=draw.task.with_limits(args.limits))
 
 
 def _section(title: str, text: str) -> list[str]:
