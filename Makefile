@@ -38,11 +38,11 @@ lint: venv
 	$(BIN)/mypy
 
 test: venv harnesses policies lint
-	$(BIN)/python -m pytest -m 'not slow'
+	scripts/with-docker $(BIN)/python -m pytest -m 'not slow'
 
 test-all: venv harnesses policies lint
 	$(BIN)/clawgym policy build smollm2
-	$(BIN)/python -m pytest
+	scripts/with-docker $(BIN)/python -m pytest
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 
 import pytest
@@ -12,3 +13,19 @@ def pytest_configure(config: pytest.Config) -> None:
     inherit that, and the tests of clean ends would wait for ever."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture(scope="session")
+def docker_host() -> str:
+    """Return the address of a Docker engine; without one the test is skipped, or fails where one is required."""
+    host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
+    required = os.environ.get("CLAWGYM_REQUIRE_DOCKER", "0") not in ("", "0")
+    try:
+        import docker
+
+        client = docker.DockerClient(host, timeout=10)
+        client.ping()
+        client.close()
+    except Exception as error:
+        (pytest.fail if required else pytest.skip)(f"No Docker engine at {host} (scripts/with-docker): {error}")
+    return host
