@@ -74,3 +74,17 @@ class PolicyNotBuilt(EngineError):
 
 class GraderError(ClawGymError):
     """The grader gave no usable score. Never silently a reward of 0."""
+
+
+class JudgeMissing(GraderError):
+    """A task is graded by a judge model and none was given; nothing was started."""
+
+    def __init__(self, task_id: str) -> None:
+        super().__init__(
+            f"Expected a judge for task {task_id!r}, which is graded by a rubric, got none. "
+            "Give judge='URL#MODEL' (clawgym: --judge URL#MODEL), the address of any OpenAI-compatible server."
+        )
+        self.task_id = task_id
+
+    def __reduce__(self) -> tuple[type[JudgeMissing], tuple[str]]:
+        return type(self), (self.task_id,)

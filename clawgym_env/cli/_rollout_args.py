@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -10,9 +11,12 @@ from clawgym_env import registry
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.envs.service import DEFAULT_POLICY, DEFAULT_TASKS
+from clawgym_env.grading.judge import Judge
 
 if TYPE_CHECKING:
     from clawgym_env.policy import Policy
+
+JUDGE_API_KEY = "CLAWGYM_JUDGE_API_KEY"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +30,8 @@ class CommonRolloutArgs:
     engine: str | None = None
     """"scripted:FILE", "vllm:URL" or an import path, instead of the policy."""
     sandbox: str = "local"
+    judge: str | None = None
+    """URL#MODEL of the OpenAI-compatible server that answers rubrics; its key is taken from CLAWGYM_JUDGE_API_KEY."""
     max_tokens: int = 1024
     """Sampled tokens of one model call."""
     temperature: float = 1.0
@@ -52,6 +58,9 @@ class CommonRolloutArgs:
         """The limits set for all tasks, by name."""
         given = {"max_calls": self.max_calls, "wall_clock_s": self.wall_clock}
         return {name: value for name, value in given.items() if value is not None}
+
+    def load_judge(self) -> Judge | None:
+        return None if self.judge is None else Judge.parse(self.judge, api_key=os.environ.get(JUDGE_API_KEY, ""))
 
     def load_policy(self) -> str | Policy | None:
         """Return the policy, loaded where its window or renderer is set here; None where an engine answers.

@@ -41,6 +41,7 @@ def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> N
         engine=args.engine,
         sampling=args.sampling,
         sandbox=args.sandbox,
+        judge=args.load_judge(),
         run_dir=args.run_dir,
         max_concurrency=args.max_concurrency,
     )

@@ -21,6 +21,7 @@ from clawgym_env.envs._shared import SharesLiveKeywords, unshare
 from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
 from clawgym_env.grading.base import GraderLike
+from clawgym_env.grading.judge import JudgeLike
 from clawgym_env.rollout import Rollout
 from clawgym_env.tasks.task import Limits, TasksLike
 
@@ -41,6 +42,7 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
         sampling: how the policy is sampled, whatever the harness asks for.
         sandbox: "local", an import path, or a backend.
         grader: instead of the task's own: a `Grader`, or a function of the task and a copy of its workspace.
+        judge: "URL#MODEL" of any OpenAI-compatible server, or a `Judge`, for tasks that are graded by a rubric.
         limits: budgets that replace the tasks' own.
         run_dir: where every call and rollout is stored (see `RolloutStore`).
         seed: used by the first `reset` that brings none.
@@ -48,6 +50,7 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
 
     Raises:
         HarnessNotInstalled, PolicyNotBuilt: at the first step, with the command to run.
+        JudgeMissing: at the step of a task that needs a judge, with the keyword to give.
     """
 
     metadata = {  # noqa: RUF012 (Gymnasium's own declaration)
@@ -66,6 +69,7 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
         sampling: SamplingParams | Mapping[str, float] | None = None,
         sandbox: SandboxLike = "local",
         grader: GraderLike | None = None,
+        judge: JudgeLike | None = None,
         limits: Limits | Mapping[str, float] | None = None,
         run_dir: str | Path | None = None,
         seed: int | None = None,
@@ -80,6 +84,7 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
             sampling=sampling,
             sandbox=unshare(sandbox),
             grader=unshare(grader),
+            judge=unshare(judge),
             limits=limits,
             run_dir=run_dir,
         )

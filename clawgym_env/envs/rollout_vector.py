@@ -25,6 +25,7 @@ from clawgym_env.envs.rollout import RolloutEnv
 from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
 from clawgym_env.grading.base import GraderLike
+from clawgym_env.grading.judge import JudgeLike
 from clawgym_env.pool import RolloutRequest
 from clawgym_env.rollout import Rollout
 from clawgym_env.tasks.task import Limits, TasksLike
@@ -69,6 +70,7 @@ class RolloutVectorEnv(
         sampling: SamplingParams | Mapping[str, float] | None = None,
         sandbox: SandboxLike = "local",
         grader: GraderLike | None = None,
+        judge: JudgeLike | None = None,
         limits: Limits | Mapping[str, float] | None = None,
         run_dir: str | Path | None = None,
         seed: int | None = None,
@@ -89,6 +91,7 @@ class RolloutVectorEnv(
             sampling=sampling,
             sandbox=unshare(sandbox),
             grader=unshare(grader),
+            judge=unshare(judge),
             limits=limits,
             run_dir=run_dir,
             max_concurrency=max_concurrency if max_concurrency is not None else min(num_envs, DEFAULT_CONCURRENCY),

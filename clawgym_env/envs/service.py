@@ -7,6 +7,7 @@ one starts nothing and needs nothing installed, and `close` leaves nothing behin
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
@@ -17,7 +18,8 @@ from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.envs.sampler import Draw
 from clawgym_env.grading.base import GraderLike
-from clawgym_env.grading.task_grader import as_grader
+from clawgym_env.grading.judge import Judge, JudgeLike
+from clawgym_env.grading.task_grader import TaskGrader, as_grader
 from clawgym_env.harness import HarnessAdapter
 from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
 from clawgym_env.rollout import Rollout
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
     from clawgym_env.policy import Policy
     from clawgym_env.trace.store import RolloutStore
 
+logger = logging.getLogger(__name__)
+
 HarnessLike: TypeAlias = Union[str, HarnessAdapter, Sequence["str | HarnessAdapter"]]
 """A name ("claude-code?bare"), an import path, an adapter, or several to draw from."""
 PolicyLike: TypeAlias = Union[str, Path, "Policy", Engine]
@@ -39,6 +43,8 @@ SandboxLike: TypeAlias = Union[str, SandboxBackend]
 
 DEFAULT_TASKS = "bundled"
 DEFAULT_POLICY = "tiny"
+JUDGE_CACHE = Path("cache", "judge")
+"""In the run directory: what a judge was paid for is not asked again when a run goes on."""
 
 
 class RolloutService:
@@ -55,6 +61,7 @@ class RolloutService:
         sampling: SamplingParams | Mapping[str, float] | None = None,
         sandbox: SandboxLike = "local",
         grader: GraderLike | None = None,
+        judge: JudgeLike | None = None,
         limits: Limits | Mapping[str, float] | None = None,
         run_dir: str | Path | None = None,
         max_concurrency: int = 1,
@@ -67,7 +74,10 @@ class RolloutService:
         self._served: dict[int, ServedPolicy] = {}
         self._own_engines: list[Engine] = []
         self._sandbox = sandbox
-        self._grader = grader
+        self._judge = None if judge is None else Judge.parse(judge)
+        if self._judge is not None and run_dir is not None:
+            self._judge.keep_in(Path(run_dir) / JUDGE_CACHE)
+        self._grader = as_grader(grader, judge=self._judge)
         self._limits = None if limits is None else Limits.model_validate(limits)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self.max_concurrency = max_concurrency
@@ -90,7 +100,10 @@ class RolloutService:
 
         Raises:
             HarnessNotInstalled, PolicyNotBuilt: with the command to run.
+            JudgeMissing: the task is graded by a judge; with the keyword to give.
         """
+        if isinstance(self._grader, TaskGrader):
+            self._grader.check(draw.task)
         adapter = self.harnesses[draw.harness]
         adapter.mounts(cache_dir())  # A missing harness shows here, before a policy is loaded for seconds.
         return RolloutRequest(
@@ -148,6 +161,8 @@ class RolloutService:
         self._served.clear()
         if self._store is not None:
             self._store.close()
+        if self._judge is not None:
+            logger.info("Judge %s was asked: %s", self._judge.model, self._judge.usage)
 
     def _open(self) -> RolloutPool:
         if self.closed:
@@ -159,7 +174,7 @@ class RolloutService:
                 self._store = RolloutStore(self._run_dir)
             self._pool = RolloutPool(
                 backend=registry.backend(self._sandbox),
-                grader=as_grader(self._grader),
+                grader=self._grader,
                 cache=cache_dir(),
                 max_concurrency=self.max_concurrency,
                 limits=self._limits,

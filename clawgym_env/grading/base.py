@@ -21,6 +21,27 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgeUsage:
+    """What asking a judge model cost."""
+
+    calls: int = 0
+    """Answered requests, those in which a reply was not usable included."""
+    cached: int = 0
+    """Questions that were answered before, at no cost."""
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    """As the server counts them; 0 where it does not."""
+
+    def __add__(self, other: JudgeUsage) -> JudgeUsage:
+        return JudgeUsage(
+            self.calls + other.calls,
+            self.cached + other.cached,
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Grade:
     """A score and what it is made of."""
 
@@ -29,6 +50,7 @@ class Grade:
     components: Mapping[str, float] = field(default_factory=dict)
     output: str = ""
     """What the grader printed (bounded), so that a reward of 0 can be debugged."""
+    judge_usage: JudgeUsage = JudgeUsage()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.reward) and 0.0 <= self.reward <= 1.0):

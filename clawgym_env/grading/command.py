@@ -17,6 +17,7 @@ from clawgym_env.grading.scores import read_grade
 from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.sandbox.threads import in_thread
+from clawgym_env.trace.conversation import conversation_to_transcript
 
 if TYPE_CHECKING:
     from clawgym_env.tasks.task import Task
@@ -58,8 +59,8 @@ async def grade_command(grading: CommandGrading, task: Task, sandbox: Sandbox, o
 
     The workspace's top-level folders that hold only hidden files (`reward/`) belong to the grader, and so do the task's
     `folders` with a hidden file and every hidden file's own path: what the agent put there is removed first. The
-    environment variable `OPENCLAW_REWARD_PAYLOAD` names a JSON file with the answer (`final_message`), as ClawGym's own
-    runner does.
+    environment variable `OPENCLAW_REWARD_PAYLOAD` names a JSON file with the answer (`final_message`) and the
+    `transcript`, as ClawGym's own runner does.
 
     Raises:
         GraderError: no usable score.
@@ -109,7 +110,7 @@ async def _bring_in(grading: CommandGrading, task: Task, sandbox: Sandbox, outco
         "user_query": task.instruction,
         "metadata": dict(task.metadata),
         "final_message": outcome.response,
-        "transcript": [],
+        "transcript": conversation_to_transcript(outcome.conversation),
     }
     await sandbox.write_file(f"{SIDE_FOLDER}/sitecustomize.py", hook.encode())
     await sandbox.write_file(f"{SIDE_FOLDER}/payload.json", json.dumps(payload).encode())

@@ -71,6 +71,16 @@ class RubricGrading(_Spec):
     separate_calls: bool = False
     """Ask the judge once per criterion instead of once for all."""
 
+    @model_validator(mode="after")
+    def _unambiguous(self) -> Self:
+        names = [criterion.name for criterion in self.criteria]
+        if len(set(names)) != len(names):
+            raise ValueError(f"Expected criteria with names of their own, got {names}.")
+        paths = [*self.files, *(criterion.file for criterion in self.criteria if criterion.file is not None)]
+        if outside := [path for path in paths if not path or path.startswith("/") or ".." in path.split("/")]:
+            raise ValueError(f"Expected files inside the workspace, relative to it, got {outside}.")
+        return self
+
 
 class HybridGrading(_Spec):
     """A command and a judge together."""

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clawgym_env.errors import GraderError
+from clawgym_env.errors import JudgeMissing
 from clawgym_env.grading.base import Grade, Grader, GraderLike, Outcome
 from clawgym_env.grading.command import grade_command
+from clawgym_env.grading.evidence import collect
 from clawgym_env.grading.function import FunctionGrader
-from clawgym_env.grading.specs import AnswerGrading, CommandGrading
+from clawgym_env.grading.hybrid import grade_hybrid
+from clawgym_env.grading.judge import Judge
+from clawgym_env.grading.rubric import grade_rubric
+from clawgym_env.grading.specs import AnswerGrading, CommandGrading, HybridGrading, RubricGrading
 from clawgym_env.sandbox.base import Sandbox
 
 if TYPE_CHECKING:
@@ -19,7 +23,23 @@ if TYPE_CHECKING:
 
 
 class TaskGrader:
-    """Grades by the task's own `CommandGrading`, `RubricGrading`, `HybridGrading` or `AnswerGrading`."""
+    """Grades by the task's own `CommandGrading`, `RubricGrading`, `HybridGrading` or `AnswerGrading`.
+
+    Args:
+        judge: answers the rubrics of tasks that have one.
+    """
+
+    def __init__(self, judge: Judge | None = None) -> None:
+        self.judge = judge
+
+    def check(self, task: Task) -> None:
+        """Refuse a task that cannot be graded with what is given, before its rollout costs anything.
+
+        Raises:
+            JudgeMissing: with the keyword to give.
+        """
+        if isinstance(task.grading, RubricGrading | HybridGrading):
+            self._judge(task)
 
     async def grade(self, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
         """Score the workspace found in `sandbox.spec.workdir`; see `Grader.grade`."""
@@ -28,7 +48,16 @@ class TaskGrader:
             return await grade_command(grading, task, sandbox, outcome)
         if isinstance(grading, AnswerGrading):
             return await _grade_answer(grading, task, sandbox, outcome)
-        raise GraderError(f"Expected task {task.id!r} to be graded by a command or an answer, got {grading.kind!r}.")
+        judge = self._judge(task)
+        if isinstance(grading, HybridGrading):
+            return await grade_hybrid(grading, task, sandbox, outcome, judge)
+        evidence = await collect(grading, task, sandbox)
+        return await grade_rubric(grading, task, evidence, outcome, judge)
+
+    def _judge(self, task: Task) -> Judge:
+        if self.judge is None:
+            raise JudgeMissing(task.id)
+        return self.judge
 
 
 async def _grade_answer(grading: AnswerGrading, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
@@ -44,10 +73,16 @@ async def _grade_answer(grading: AnswerGrading, task: Task, sandbox: Sandbox, ou
     return Grade(score, {"answer": score}, f"Expected {grading.expected!r}, got {given[-500:]!r}")
 
 
-def as_grader(grader: GraderLike | None) -> Grader:
-    """Return a grader: the tasks' own for None, a plain function wrapped, a `Grader` as it is."""
+def as_grader(grader: GraderLike | None, *, judge: Judge | None = None) -> Grader:
+    """Return a grader: the tasks' own for None, a plain function wrapped, a `Grader` as it is.
+
+    Args:
+        judge: for the tasks' own grading; a grader that replaces it brings its own.
+    """
     if grader is None:
-        return TaskGrader()
+        return TaskGrader(judge)
+    if judge is not None:
+        raise ValueError("Expected a judge or a grader, got both: the judge answers the rubrics that tasks bring.")
     if isinstance(grader, type):
         raise TypeError(f"Expected a grader or a function, got the class {grader.__name__}. Make an instance of it.")
     if isinstance(grader, Grader):
