@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import warnings
 
 import pytest
 
@@ -19,13 +21,24 @@ def pytest_configure(config: pytest.Config) -> None:
 def docker_host() -> str:
     """Return the address of a Docker engine; without one the test is skipped, or fails where one is required."""
     host = os.environ.get("DOCKER_HOST", "unix:///var/run/docker.sock")
-    required = os.environ.get("CLAWGYM_REQUIRE_DOCKER", "0") not in ("", "0")
-    try:
-        import docker
-
-        client = docker.DockerClient(host, timeout=10)
-        client.ping()
-        client.close()
-    except Exception as error:
-        (pytest.fail if required else pytest.skip)(f"No Docker engine at {host} (scripts/with-docker): {error}")
+    fault = _docker_fault(host)
+    if fault:
+        required = os.environ.get("CLAWGYM_REQUIRE_DOCKER", "0") not in ("", "0")
+        (pytest.fail if required else pytest.skip)(f"No Docker engine at {host} (see scripts/with-docker): {fault}")
     return host
+
+
+def _docker_fault(host: str) -> str:
+    """Return why there is no engine; empty where one answers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # the client leaves a socket that could not connect
+        try:
+            import docker
+
+            client = docker.DockerClient(host, timeout=10)
+            client.close()
+            fault = ""
+        except Exception as error:
+            fault = str(error)
+        gc.collect()
+    return fault

@@ -12,13 +12,15 @@ import tempfile
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO
 
 from docker import DockerClient
 from docker.errors import DockerException, ImageNotFound
 from docker.utils.build import exclude_paths
+from requests import RequestException
 
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox import image_files, lent_python
@@ -44,6 +46,8 @@ class ResolvedImage:
     """Host folders to show, read-only."""
     python: tuple[str, ...]
     """The command that starts Python inside, whether or not the image has one: for our supervisor, not for agents."""
+    environment: Mapping[str, str]
+    """What the image sets for every command."""
     holds: frozenset[str] = frozenset()
     """Targets of a spec's mounts that the image has inside already."""
 
@@ -106,15 +110,17 @@ class ImageStore:
             tag = self._built(image.build)
         else:
             tag = self._present_or_pulled(str(image.name))
-        labels = self._client.images.get(tag).labels
+        found = self._client.images.get(tag)
+        labels = found.labels
         holds = frozenset(labels.get(HOLDS, "").split())
+        environment = dict(line.split("=", 1) for line in found.attrs["Config"].get("Env") or () if "=" in line)
         if HOST_USR not in labels:
             python, mounts = lent_python.lend_python()
-            return ResolvedImage(tag, mounts, python, holds)
+            return ResolvedImage(tag, mounts, python, environment, holds)
         inside, mounts = find_python()
         folders = (Path("/usr"), *image_files.merged_folders())
         shown = tuple(Mount(source=path, target=str(path)) for path in folders)
-        return ResolvedImage(tag, (*shown, *mounts), (inside,), holds)
+        return ResolvedImage(tag, (*shown, *mounts), (inside,), environment, holds)
 
     def skeleton(self) -> str:
         """Return the tag of the image without a /usr; made where it is missing."""
@@ -174,7 +180,7 @@ class ImageStore:
 def _engine_errors() -> Iterator[None]:
     try:
         yield
-    except DockerException as error:
+    except (DockerException, RequestException) as error:
         raise SandboxError(f"Expected the Docker engine to find or make an image, got: {error}") from error
 
 
