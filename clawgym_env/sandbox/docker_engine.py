@@ -1,0 +1,125 @@
+"""A Docker engine on this machine, or Podman behind Docker's API: the few requests that sandboxes need.
+
+Methods block, and may be called from many threads. Invariant: whatever the engine or its library raises arrives as a
+`SandboxError`, but for what was asked to go and is gone.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import docker
+from docker.errors import APIError, DockerException, NotFound
+from requests.exceptions import RequestException
+
+from clawgym_env.errors import SandboxError
+from clawgym_env.sandbox.docker_spec import DEADLINE, OWNER
+
+if TYPE_CHECKING:
+    from docker import DockerClient
+
+_TIMEOUT_S = 120
+_REMOVE_TIMEOUT_S = 60.0
+_CONNECTIONS = 32
+_LOCAL = "http+docker://"
+"""How the library writes the address of a unix socket."""
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """A container of ours, whoever made it."""
+
+    name: str
+    owner: str
+    deadline: float
+
+
+class DockerEngine:
+    """One engine.
+
+    Args:
+        url: of its unix socket; None for what the library finds (`DOCKER_HOST`, the context in use, the usual place).
+        max_starts: how many containers are started at once; more only wait for each other in the engine.
+    """
+
+    def __init__(self, url: str | None = None, *, max_starts: int = 6) -> None:
+        self.client = _connect(url)
+        self._starts = threading.BoundedSemaphore(max_starts)
+
+    def close(self) -> None:
+        """Let go of the connections."""
+        self.client.close()
+
+    def start(self, name: str, config: Mapping[str, object], *, wanted: Callable[[], bool]) -> None:
+        """Create a container and start it, once its turn has come and it is still wanted."""
+        with self._starts, _errors("start a container"):
+            if wanted():
+                self.client.api.create_container_from_config(config, name)  # type: ignore[no-untyped-call]
+                self.client.api.start(name)
+
+    def is_running(self, name: str) -> bool:
+        """Whether a container is there and its first process has not ended."""
+        with _errors("look at a container"):
+            try:
+                return bool(self.client.api.inspect_container(name)["State"]["Running"])
+            except NotFound:
+                return False
+
+    def remove(self, name: str) -> None:
+        """Kill a container and remove it with its volumes; return once the engine knows it no more, if it ever did.
+
+        The engine reaps the first process before it forgets a container, and the kernel ends that one last.
+        """
+        deadline = time.monotonic() + _REMOVE_TIMEOUT_S
+        with _errors(f"remove {name}"):
+            while time.monotonic() < deadline:
+                try:
+                    self.client.api.remove_container(name, v=True, force=True)
+                except NotFound:
+                    return
+                except APIError as error:
+                    if error.status_code != 409:  # the engine is removing it already
+                        raise
+                time.sleep(0.01)
+        raise SandboxError(f"Expected {name} to be removed within {_REMOVE_TIMEOUT_S:.0f} s, got it still there.")
+
+    def containers(self) -> list[Container]:
+        """Return the containers with our labels, in whatever state they are."""
+        with _errors("list containers"):
+            found = self.client.api.containers(all=True, filters={"label": [OWNER, DEADLINE]})
+        listed = []
+        for entry in found:
+            marks = entry["Labels"]
+            name, deadline = entry["Names"][0].lstrip("/"), marks[DEADLINE]
+            listed.append(Container(name, marks[OWNER], float(deadline) if deadline.isdigit() else float("inf")))
+        return listed
+
+
+def _connect(url: str | None) -> DockerClient:
+    try:
+        if url is None:
+            client = docker.from_env(version="auto", timeout=_TIMEOUT_S, max_pool_size=_CONNECTIONS)
+        else:
+            client = docker.DockerClient(url, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CONNECTIONS)
+    except (DockerException, RequestException) as error:
+        raise SandboxError(
+            f"Expected a Docker engine at {url or 'DOCKER_HOST or its usual socket'}, got: {error}. With root and apt "
+            "a private one starts with: export DOCKER_HOST=$(scripts/docker-up). Or use sandbox='local'."
+        ) from error
+    if not client.api.base_url.startswith(_LOCAL):
+        client.close()
+        raise SandboxError(f"Expected an engine on this machine (unix://...), got {url or client.api.base_url}.")
+    return client
+
+
+@contextmanager
+def _errors(what: str) -> Iterator[None]:
+    try:
+        yield
+    except (DockerException, RequestException) as error:
+        raise SandboxError(f"Expected the Docker engine to {what}, got: {error}") from error

@@ -1,0 +1,109 @@
+"""A sandbox as the Docker engine's API wants it: what a container may do, see and use, in one place.
+
+Pure: it asks no engine. Podman's Docker API takes the same. Invariants: no network, no capability, no new privilege,
+no writable byte that is not bounded by `disk_mb`, and paths, names and environment as in every other sandbox.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clawgym_env.ownership import owner_tag
+from clawgym_env.sandbox.base import Mount, SandboxSpec
+from clawgym_env.sandbox.boot import SOCKET_FOLDER, supervisor_command, supervisor_files
+from clawgym_env.sandbox.bubblewrap import HOME, HOSTNAME, absolute, base_environment, is_under, mount_source
+from clawgym_env.sandbox.limits import OVERHEAD_PROCESSES
+from clawgym_env.sandbox.seccomp import docker_profile
+
+if TYPE_CHECKING:
+    from clawgym_env.sandbox.images import ResolvedImage
+
+OWNER, DEADLINE, RUN = "clawgym.owner", "clawgym.deadline", "clawgym.run"
+"""Labels: the controller's owner tag, when the sandbox's lifetime is over (seconds since 1970), its own id."""
+_SHM_MB = 64
+
+
+def labels(spec: SandboxSpec, run: str) -> dict[str, str]:
+    """Return what the reaper must know of a container whose controller may be gone."""
+    return {OWNER: owner_tag(), DEADLINE: str(int(time.time() + spec.lifetime_s)), RUN: run}
+
+
+def environment(spec: SandboxSpec, image: ResolvedImage) -> dict[str, str]:
+    """Return the environment of every command: the image's own over ours, but for HOME, then the spec's."""
+    # A Python behind a loader of its own is lent to our supervisor, not to the task.
+    ours = base_environment(*image.python) if len(image.python) == 1 else base_environment()
+    return {**ours, **image.environment, "HOME": HOME, **spec.env}
+
+
+def container_config(
+    spec: SandboxSpec, image: ResolvedImage, *, run: str, socket_folder: Path, runtime: str | None = None
+) -> dict[str, object]:
+    """Return the body of the request that creates a container.
+
+    Args:
+        socket_folder: on this machine, with the socket that the supervisor opens.
+        runtime: of the engine (`runsc`); None for its own choice.
+
+    Raises:
+        SandboxError: the spec mounts something that is not there, or names a path that is none.
+    """
+    writable = spec.image is not None and spec.image.writable
+    folders = (spec.workdir, *spec.folders)
+    command = supervisor_command(
+        image.python, lifetime_s=spec.lifetime_s, connects=True, folders=[absolute(folder) for folder in folders]
+    )
+    memory = spec.memory_mb << 20
+    host = {
+        "NetworkMode": "none",
+        "CapDrop": ["ALL"],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={docker_profile()}"],
+        "ReadonlyRootfs": not writable,
+        "Tmpfs": {} if writable else _disks(spec),
+        "Mounts": _mounts(spec, image, socket_folder),
+        "Memory": memory,
+        "MemorySwap": memory,
+        "NanoCpus": int(spec.cpus * 1e9),
+        "PidsLimit": spec.max_processes + OVERHEAD_PROCESSES,
+        "ShmSize": _SHM_MB << 20,
+        "IpcMode": "private",
+        "Dns": ["127.0.0.1"],
+        "AutoRemove": True,
+        "LogConfig": {"Type": "none"},
+    }
+    return {
+        "Image": image.tag,
+        "Entrypoint": command,
+        "Cmd": [],
+        "User": "0:0",
+        "WorkingDir": "/",
+        "Hostname": HOSTNAME,
+        "Labels": labels(spec, run),
+        "Healthcheck": {"Test": ["NONE"]},
+        "HostConfig": host if runtime is None else {**host, "Runtime": runtime},
+    }
+
+
+def _disks(spec: SandboxSpec) -> Mapping[str, str]:
+    """Return the writable folders of a read-only file system and their mount options."""
+    modes = {HOME: "0700", "/tmp": "1777"}
+    if spec.image is not None:
+        modes["/var/tmp"] = "1777"  # a link to /tmp in our own image
+    for folder in (spec.workdir, *spec.folders):
+        if not any(is_under(folder, disk) for disk in modes):
+            modes[absolute(folder)] = "0755"
+    return {folder: f"rw,exec,nosuid,nodev,size={spec.disk_mb}m,mode={mode}" for folder, mode in modes.items()}
+
+
+def _mounts(spec: SandboxSpec, image: ResolvedImage, socket_folder: Path) -> list[dict[str, object]]:
+    """Return everything of this machine that is shown, read-only."""
+    files = [Mount(source=source, target=inside) for source, inside in supervisor_files()]
+    shown = [mount for mount in spec.mounts if mount.target not in image.holds]
+    # Opening a socket writes to its file, not to the file system: read-only does not stop the supervisor.
+    channel = Mount(source=socket_folder, target=SOCKET_FOLDER)
+    return [
+        {"Type": "bind", "Source": str(mount_source(mount)), "Target": absolute(mount.target), "ReadOnly": True}
+        for mount in (*image.mounts, *files, channel, *shown)
+    ]
