@@ -39,8 +39,10 @@ class HarnessContext:
     seed: int
     mcp_servers: tuple[McpServer, ...] = ()
     """Tool servers of the task, for an adapter with `supports_mcp` to configure."""
+    session: int = 0
+    """Counts the sessions of this sandbox; in each of them the harness remembers nothing of the others."""
     resume: bool = False
-    """Go on with the session of the last `run` in this sandbox; only for an adapter with `supports_resume`."""
+    """Go on with this session, which the last `run` left; only for an adapter with `supports_resume`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -123,6 +123,9 @@ class _Progress:
     tree: PrefixTree = field(default_factory=PrefixTree)
     rewritten_calls: int = 0
     exit: HarnessExit | None = None
+    stdout: bytes = b""
+    """Of all turns, the end of it."""
+    stderr: bytes = b""
     outcome: Outcome = field(default_factory=Outcome)
     grade: Grade | None = None
     stop_reason: StopReason = StopReason.COMPLETED
@@ -130,6 +133,10 @@ class _Progress:
 
     def stop(self, reason: StopReason, error: str = "") -> None:
         self.stop_reason, self.error = reason, error
+
+    def keep_output(self, exit: HarnessExit) -> None:
+        self.stdout = (self.stdout + exit.stdout)[-OUTPUT_LIMIT:]
+        self.stderr = (self.stderr + exit.stderr)[-OUTPUT_LIMIT:]
 
 
 class Runner:
@@ -227,7 +234,7 @@ class Runner:
             elif _rule(request, progress).graded:
                 progress.grade = await self._grade_here(request, limits, sandbox, progress)
         finally:
-            await asyncio.shield(sandbox.close())
+            await sandbox.close()
 
     async def _grade(self, request: RolloutRequest, limits: Limits, workspace: Path, progress: _Progress) -> Grade:
         """Score a copy of the workspace in a fresh sandbox, trying again within the rule.
@@ -245,7 +252,7 @@ class Runner:
                     await sandbox.copy_in(workspace, spec.workdir)
                     return await self._grader.grade(task, sandbox, progress.outcome)
                 finally:
-                    await asyncio.shield(sandbox.close())
+                    await sandbox.close()
             except (GraderError, SandboxError, OSError) as error:
                 failure = str(error)
             except Exception:
@@ -284,7 +291,7 @@ async def _until_over(
     progress: _Progress,
 ) -> None:
     """Wait for the harness's own end, a spent budget or the wall clock, whichever comes first."""
-    harness = asyncio.ensure_future(_converse(sandbox, adapter, context, turns))
+    harness = asyncio.ensure_future(_converse(sandbox, adapter, context, turns, session, progress))
     try:
         waited: set[asyncio.Future[Any]] = {harness, session.exhausted}
         done, _ = await asyncio.wait(waited, timeout=context.wall_clock_s, return_when=asyncio.FIRST_COMPLETED)
@@ -301,16 +308,37 @@ async def _until_over(
 
 
 async def _converse(
-    sandbox: Sandbox, adapter: HarnessAdapter, context: HarnessContext, turns: Sequence[Turn]
+    sandbox: Sandbox,
+    adapter: HarnessAdapter,
+    context: HarnessContext,
+    turns: Sequence[Turn],
+    session: RolloutSession,
+    progress: _Progress,
 ) -> HarnessExit:
-    """Say what the user says, turn by turn, while the harness comes to its own end in good order."""
+    """Say what the user says, turn by turn, while the harness comes to its own end in good order.
+
+    Returns:
+        The end of the last turn that was begun.
+
+    Raises:
+        HarnessError: a later turn reached no model, whatever the exit code says.
+    """
     exit = await adapter.run(sandbox, context)
-    for turn in turns:
+    progress.keep_output(exit)
+    for number, turn in enumerate(turns, start=2):
         if exit.timed_out or exit.exit_code != 0:
             break
-        exit = await adapter.run(
-            sandbox, dataclasses.replace(context, instruction=turn.text, resume=not turn.new_session)
+        context = dataclasses.replace(
+            context,
+            instruction=turn.text,
+            session=context.session + turn.new_session,
+            resume=not turn.new_session,
         )
+        calls = session.num_calls
+        exit = await adapter.run(sandbox, context)
+        progress.keep_output(exit)
+        if adapter.calls_model and exit.exit_code == 0 and session.num_calls == calls:
+            raise HarnessError(f"Expected the harness to ask the model in turn {number}, got its end without a call.")
     return exit
 
 
@@ -385,7 +413,6 @@ def _rollout(request: RolloutRequest, progress: _Progress) -> Rollout:
     elif progress.tree.over_branched():
         exclusion = "over_branched"
     harness_exit = progress.exit
-    output = b"" if harness_exit is None else harness_exit.stdout[-OUTPUT_LIMIT:] + harness_exit.stderr[-OUTPUT_LIMIT:]
     return Rollout(
         id=request.rollout_id,
         task_id=request.task.id,
@@ -402,7 +429,7 @@ def _rollout(request: RolloutRequest, progress: _Progress) -> Rollout:
         response=harness_exit.response if harness_exit is not None else "",
         error=progress.error,
         harness_exit_code=harness_exit.exit_code if harness_exit is not None else None,
-        harness_output=output.decode("utf-8", "replace"),
+        harness_output=(progress.stdout + progress.stderr).decode("utf-8", "replace"),
         timing=progress.timing,
         rewritten_calls=progress.rewritten_calls,
     )

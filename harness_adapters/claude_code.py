@@ -14,7 +14,7 @@ from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, no_command
+from harness_adapters.launch import HOME, no_command, session_id
 from harness_adapters.npm import NpmProduct
 from harness_adapters.product import InstalledHarness
 
@@ -23,8 +23,6 @@ LATEST = NpmProduct("claude-code", "2.1.332", PACKAGE, f"node_modules/{PACKAGE}-
 OLD_SPEC = "claude-code?version=2.0.76"
 OLD = NpmProduct("claude-code", "2.0.76", PACKAGE, f"node_modules/{PACKAGE}/cli.js", spec=OLD_SPEC)
 PRODUCTS = {product.version: product for product in (LATEST, OLD)}
-SESSION_ID = "c1a76000-0000-4000-8000-000000000001"
-"""The same in every rollout: it gets into prompts through the transcript's path, and HOME is private anyway."""
 MCP_CONFIG = f"{HOME}/.claude/mcp.json"
 OFF_SWITCHES = {
     "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
@@ -50,6 +48,7 @@ class ClaudeCodeHarness(InstalledHarness):
     version: str = LATEST.version
     dialect: Dialect = "messages"
     supports_mcp = True
+    supports_resume = True
 
     def __init__(
         self,
@@ -78,7 +77,8 @@ class ClaudeCodeHarness(InstalledHarness):
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         argv = [*self.product.argv, "--print", "--model", context.model, "--output-format", "json"]
-        argv += ["--session-id", SESSION_ID, "--dangerously-skip-permissions", "--strict-mcp-config"]
+        argv += ["--resume" if context.resume else "--session-id", session_id(context.session)]
+        argv += ["--dangerously-skip-permissions", "--strict-mcp-config"]
         if context.mcp_servers:
             await sandbox.write_file(MCP_CONFIG, json.dumps(mcp_config(context)).encode())
             argv += ["--mcp-config", MCP_CONFIG]

@@ -47,6 +47,7 @@ class CodexHarness(InstalledHarness):
     version = PRODUCT.version
     dialect: Dialect = "responses"
     supports_mcp = True
+    supports_resume = True
     memory_mb = 1024
 
     def __init__(self, *, bare: bool = False) -> None:
@@ -58,7 +59,8 @@ class CodexHarness(InstalledHarness):
         await sandbox.write_file(CONFIG, "".join(lines).encode())
         if self.bare:
             await sandbox.write_file(INSTRUCTIONS, BARE_INSTRUCTIONS.encode())
-        argv = [*PRODUCT.argv, "exec", "--skip-git-repo-check", "--json", "-"]
+        argv = [*PRODUCT.argv, "exec", *(["resume", "--last"] if context.resume else [])]
+        argv += ["--skip-git-repo-check", "--json", "-"]
         env = {KEY_VARIABLE: context.api_key}
         done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)

@@ -42,6 +42,7 @@ class GeminiCliHarness(InstalledHarness):
     version = PRODUCT.version
     dialect: Dialect = "gemini"
     supports_mcp = True
+    supports_resume = True
 
     def __init__(self, *, tools: Sequence[str] | str | None = None) -> None:
         """Choose how much the product brings.
@@ -63,13 +64,11 @@ class GeminiCliHarness(InstalledHarness):
             "NO_PROXY": "127.0.0.1",
             "GEMINI_CLI_TRUST_WORKSPACE": "true",  # else it runs without --yolo
         }
+        argv = [*PRODUCT.argv, "--yolo", "--model", context.model, "--output-format", "json"]
+        if context.resume:
+            argv += ["--resume", "latest"]
         # The instruction goes through stdin, where no length and no leading dash matters.
-        done = await sandbox.exec(
-            [*PRODUCT.argv, "--yolo", "--model", context.model, "--output-format", "json"],
-            env=env,
-            cwd=context.workdir,
-            stdin=context.instruction.encode(),
-        )
+        done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
     def classify(self, request: ChatRequest, headers: Mapping[str, str]) -> CallKind | None:

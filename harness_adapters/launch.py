@@ -18,6 +18,11 @@ def no_command(instruction: str) -> str:
     return f"\n{instruction}" if instruction.startswith("/") else instruction
 
 
+def session_id(number: int) -> str:
+    """Return the id of a sandbox's session: the same in every rollout, since it gets into prompts through paths."""
+    return f"c1a76000-0000-4000-8000-{number + 1:012d}"
+
+
 def log_line(line: str) -> None:
     """Log one step of an install that nobody watches."""
     _logger.info("%s", line)

@@ -43,6 +43,7 @@ class OpenCodeHarness(InstalledHarness):
     version = PRODUCT.version
     dialect: Dialect = "chat"
     supports_mcp = True
+    supports_resume = True
     memory_mb = 1024
 
     def __init__(self, *, title: bool = True) -> None:
@@ -51,7 +52,9 @@ class OpenCodeHarness(InstalledHarness):
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         argv = [*PRODUCT.argv, "run", "--model", f"{PROVIDER}/{context.model}", "--format", "json", "--auto"]
-        if not self.title:
+        if context.resume:
+            argv.append("--continue")
+        elif not self.title:
             argv += ["--title", "Task"]
         # As a file it would come before a workspace's own opencode.json, which could name another server.
         env = {**OFF_SWITCHES, "OPENCODE_CONFIG_CONTENT": json.dumps(config(context))}

@@ -13,7 +13,7 @@ from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME
+from harness_adapters.launch import HOME, session_id
 from harness_adapters.npm import NpmProduct
 from harness_adapters.product import InstalledHarness
 
@@ -38,18 +38,16 @@ class PiHarness(InstalledHarness):
     name = PRODUCT.name
     version = PRODUCT.version
     dialect: Dialect = "chat"
+    supports_resume = True
     memory_mb = 1024
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(f"{AGENT_FOLDER}/models.json", json.dumps(models(context)).encode())
         await sandbox.write_file(f"{AGENT_FOLDER}/settings.json", json.dumps(settings(context)).encode())
         # The instruction goes through stdin: as an argument one that begins with "@" would be read as a file name.
-        done = await sandbox.exec(
-            [*PRODUCT.argv, "--print", "--provider", PROVIDER, "--model", context.model],
-            env=OFF_SWITCHES,
-            cwd=context.workdir,
-            stdin=context.instruction.encode(),
-        )
+        argv = [*PRODUCT.argv, "--print", "--provider", PROVIDER, "--model", context.model]
+        argv += ["--session-id", session_id(context.session)]  # goes on with it where it is there
+        done = await sandbox.exec(argv, env=OFF_SWITCHES, cwd=context.workdir, stdin=context.instruction.encode())
         response = done.stdout.decode("utf-8", "replace").strip()
         return HarnessExit(done.exit_code, done.stdout, done.stderr, response, done.timed_out)
 

@@ -9,13 +9,15 @@ The first request costs about 19k tokens, and holds today's date.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
+from dataclasses import replace
 
 from clawgym_env.harness import HarnessContext, HarnessExit, McpServer
-from clawgym_env.messages import ChatRequest, Dialect, Json
+from clawgym_env.messages import ChatRequest, Dialect, Json, Message
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME, no_command
+from harness_adapters.launch import HOME, no_command, session_id
 from harness_adapters.npm import NpmProduct
 from harness_adapters.product import InstalledHarness
 
@@ -27,9 +29,9 @@ PRODUCT = NpmProduct(
 )
 SETTINGS = f"{HOME}/.qwen/settings.json"
 SETTINGS_VERSION = 4
-SESSION_ID = "c1a76000-0000-4000-8000-000000000001"
-"""The same in every rollout: it gets into prompts through the paths of sub-agents' transcripts."""
 COMPACTION_WORDS = "Then, produce the <state_snapshot> XML."
+DATE_REMINDER = re.compile(r"<system-reminder>\nThe current date is: [^<]*</system-reminder>\n")
+"""Before what the user says, but no more once the session is resumed; the first message names the date anyway."""
 SUMMARY_ROOM = 33_000
 """Tokens it keeps free for a summary in any window larger than this; in a smaller one it keeps 15 % free."""
 
@@ -42,6 +44,7 @@ class QwenCodeHarness(InstalledHarness):
     version = PRODUCT.version
     dialect: Dialect = "chat"
     supports_mcp = True
+    supports_resume = True
 
     def __init__(self, *, bare: bool = False) -> None:
         """Choose how much the product brings.
@@ -53,7 +56,8 @@ class QwenCodeHarness(InstalledHarness):
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(SETTINGS, json.dumps(settings(context)).encode())
-        argv = [*PRODUCT.argv, "--yolo", "--auth-type", "openai", "--output-format", "json", "--session-id", SESSION_ID]
+        argv = [*PRODUCT.argv, "--yolo", "--auth-type", "openai", "--output-format", "json"]
+        argv += ["--resume" if context.resume else "--session-id", session_id(context.session)]
         if self.bare:
             argv.append("--bare")
         env = {
@@ -77,6 +81,16 @@ class QwenCodeHarness(InstalledHarness):
         if last is not None and last.role == "user" and last.content.endswith(COMPACTION_WORDS):
             return "compaction"
         return None
+
+    def rewrite(self, request: ChatRequest) -> ChatRequest:
+        """Leave out the reminders of the date."""
+        return replace(request, messages=tuple(map(_without_date, request.messages)))
+
+
+def _without_date(message: Message) -> Message:
+    if message.role != "user" or "<system-reminder>\nThe current date" not in message.content:
+        return message
+    return replace(message, content=DATE_REMINDER.sub("", message.content))
 
 
 def settings(context: HarnessContext) -> dict[str, Json]:

@@ -15,6 +15,7 @@ from clawgym_env.sandbox.base import Mount, Sandbox
 from harness_adapters.launch import HOME, OPT
 
 CONFIG = f"{HOME}/.mini/config.json"
+SESSION = f"{HOME}/.mini/session.json"
 
 
 class MiniHarness(HarnessAdapter):
@@ -22,6 +23,7 @@ class MiniHarness(HarnessAdapter):
 
     name = "mini"
     version = "1.0"
+    supports_resume = True
     memory_mb = 256
 
     def __init__(self, *, dialect: Dialect = "chat") -> None:
@@ -46,6 +48,8 @@ class MiniHarness(HarnessAdapter):
             "model": context.model,
             "max_tokens": context.max_tokens,
             "instruction": context.instruction,
+            "session": SESSION,
+            "resume": SESSION if context.resume else "",
         }
         await sandbox.write_file(CONFIG, json.dumps(config).encode())
         # Isolated, and without the site module: 15 ms to the first request instead of 40.

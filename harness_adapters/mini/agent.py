@@ -151,6 +151,10 @@ class Conversation:
         if dialect == "chat":
             self.messages.insert(0, {"role": "system", "content": SYSTEM_PROMPT})
 
+    def add_instruction(self, instruction: str) -> None:
+        """Append what the user says next."""
+        self.messages.append({"role": "user", "content": instruction})
+
     def add_reply(
         self, text: str, tool_calls: Sequence[ToolCall] = (), reasoning: str = "", signature: str = ""
     ) -> None:
@@ -308,16 +312,37 @@ def ask(base_url: str, dialect: str, api_key: str, body: Mapping[str, object]) -
     return post(base_url, dialect, api_key, body)
 
 
+def begin(config: Mapping[str, str]) -> Conversation:
+    """Return a conversation that ends with the instruction; one kept in the `resume` file comes before it."""
+    conversation = Conversation(config["instruction"], config["dialect"])
+    if config.get("resume"):
+        with open(config["resume"], encoding="utf-8") as file:
+            conversation.messages = json.load(file)
+        conversation.add_instruction(config["instruction"])
+    return conversation
+
+
+def keep(conversation: Conversation, path: str) -> None:
+    """Write a conversation where a later run may go on with it."""
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(conversation.messages, file)
+
+
 def run(config: Mapping[str, str], folder: str) -> str:
-    """Work on one instruction until the model answers without a tool call; return that answer."""
+    """Work on one instruction until the model answers without a tool call; return that answer.
+
+    The conversation is then kept in the `session` file, where the config names one.
+    """
     dialect = config["dialect"]
-    conversation = Conversation(config["instruction"], dialect)
+    conversation = begin(config)
     while True:
         body = conversation.request(config["model"], int(config["max_tokens"]))
         reply = ask(config["base_url"], dialect, config["api_key"], body)
-        if not reply.tool_calls:
-            return reply.text
         conversation.add_reply(*reply)
+        if not reply.tool_calls:
+            if config.get("session"):
+                keep(conversation, config["session"])
+            return reply.text
         conversation.add_tool_results(
             [(call.id, run_tool(call.name, parse_arguments(call.arguments), folder)) for call in reply.tool_calls]
         )
