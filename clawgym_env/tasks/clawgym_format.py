@@ -9,16 +9,25 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from clawgym_env.errors import TaskError
-from clawgym_env.grading.specs import CommandGrading
+from clawgym_env.grading.specs import CommandGrading, Grading
 from clawgym_env.sandbox.base import WORKDIR
+from clawgym_env.tasks.clawgym_rubric import combine, take_rubric
+from clawgym_env.tasks.reading import (
+    MAX_FILE_BYTES,
+    OnError,
+    check_file,
+    explain,
+    files_below,
+    load_each,
+    naming,
+    reported,
+)
 from clawgym_env.tasks.task import Task, TaskFile, TaskSet
 
 ENTRY, INPUTS, REWARD = "data_entry.json", "input_files", "reward"
@@ -31,7 +40,6 @@ STOCK_GRADING = CommandGrading(
     score="mean_of_json",
 )
 """The same mean with its parts; what is neither an object nor a number is an error here and 0 there."""
-MAX_FILE_BYTES = 64 << 20
 ADDITIONS = ("limits", "memory_mb", "mcp_servers")
 """What of a `Task` the format has no place for: we keep it in the metadata."""
 
@@ -46,33 +54,30 @@ class DataEntry(BaseModel):
     input_mount_dir: str | None = None
     """Absolute, the workspace or a folder in it; where `input_files/` goes."""
     metadata: dict[str, JsonValue]
-    """May hold `ADDITIONS`."""
+    """May hold `ADDITIONS` and a rubric, under one of `clawgym_rubric.RUBRIC_KEYS`."""
 
 
-def load_clawgym(path: str | Path, *, max_file_bytes: int = MAX_FILE_BYTES) -> TaskSet:
+def load_clawgym(path: str | Path, *, max_file_bytes: int = MAX_FILE_BYTES, on_error: OnError | None = None) -> TaskSet:
     """Load a folder of task folders, in the order of their names, or one task folder.
 
+    Args:
+        on_error: told what is wrong with a task, which is then left out.
+
     Raises:
-        TaskError: the first thing that is wrong, with the file's path.
+        TaskError: without `on_error` the first thing that is wrong, with the file's path; nothing to load in any case.
     """
     root = Path(path)
     if not root.is_dir():
         raise TaskError(f"Expected a folder of ClawGym tasks, got {root}: {'a file' if root.exists() else 'nothing'}.")
-    if (root / ENTRY).exists():
-        return TaskSet.of([_load_task(root, max_file_bytes)], name=root.resolve().name)
-    folders: dict[str, Path] = {}
-    tasks: list[Task] = []
-    for folder in sorted(root.iterdir()):
-        if not folder.is_dir():
-            raise TaskError(f"Expected only task folders in {root}, got a stray file: {folder}. Move it elsewhere.")
-        task = _load_task(folder, max_file_bytes)
-        if task.id in folders:
-            raise TaskError(f"Expected unique task ids, got {task.id!r} in both {folders[task.id]} and {folder}.")
-        folders[task.id] = folder
-        tasks.append(task)
-    if not tasks:
+    folders = [root] if (root / ENTRY).exists() else sorted(root.iterdir())
+    if not folders:
         raise TaskError(f"Expected at least one task folder in {root}, got an empty folder.")
-    return TaskSet.of(tasks, name=root.resolve().name)
+    for stray in [entry for entry in folders if not entry.is_dir()]:
+        with reported(on_error):
+            raise TaskError(f"Expected only task folders in {root}, got a stray file: {stray}. Move it elsewhere.")
+        folders.remove(stray)
+    found = load_each(folders, lambda folder: _load_task(folder, max_file_bytes), on_error)
+    return TaskSet.of(list(found.values()), name=root.resolve().name)
 
 
 def save_clawgym(tasks: Sequence[Task], folder: Path) -> None:
@@ -95,50 +100,44 @@ def _load_task(folder: Path, max_file_bytes: int) -> Task:
             raise TaskError(f"Expected only {ENTRY}, {INPUTS}/ and {REWARD}/ in a task folder, got {path}.")
     entry = _read_entry(folder / ENTRY, max_file_bytes)
     mount = _mount(entry.input_mount_dir, folder)
-    hidden = tuple(_files(folder / REWARD, PurePosixPath(REWARD), max_file_bytes))
+    hidden = tuple(files_below(folder / REWARD, PurePosixPath(REWARD), max_bytes=max_file_bytes))
     if GRADE_SCRIPT not in (file.path for file in hidden):
         raise TaskError(f"Expected {folder / GRADE_SCRIPT}, got no such file.")
-    inputs = () if mount is None else tuple(_files(folder / INPUTS, mount, max_file_bytes))
+    inputs = () if mount is None else tuple(files_below(folder / INPUTS, mount, max_bytes=max_file_bytes))
     for file in inputs:
         if PurePosixPath(file.path).parts[0] == REWARD:
             raise TaskError(f"Expected no input in the workspace's {REWARD}/, the grader's own, got {file.source}.")
-    try:
+    with naming(folder / ENTRY):
         return Task.model_validate(
             {
                 "id": entry.task_id,
                 "instruction": entry.user_query,
                 "files": inputs,
                 "hidden_files": hidden,
-                "grading": _grading(hidden),
+                "grading": _grading(hidden, entry.metadata),
                 "metadata": {name: part for name, part in entry.metadata.items() if name not in ADDITIONS},
                 **{name: part for name, part in entry.metadata.items() if name in ADDITIONS},
             }
         )
-    except ValidationError as error:
-        raise TaskError(f"Expected a valid task in {folder / ENTRY}, got {_explain(error)}.") from error
 
 
-def _grading(hidden: Sequence[TaskFile]) -> CommandGrading:
+def _grading(hidden: Sequence[TaskFile], metadata: Mapping[str, JsonValue]) -> Grading:
     script = next(file for file in hidden if file.path == GRADE_SCRIPT)
     stock = hashlib.sha256(script.read()).hexdigest() == STOCK_SCRIPT_SHA256
-    return STOCK_GRADING if stock else GRADING
+    mode = metadata.get("validation_mode")
+    return combine(
+        STOCK_GRADING if stock else GRADING, take_rubric(metadata), mode=mode if isinstance(mode, str) else None
+    )
 
 
 def _read_entry(path: Path, max_file_bytes: int) -> DataEntry:
-    _check_file(path, path.parent, max_file_bytes)
+    check_file(path, path.parent, max_file_bytes)
     try:
         return DataEntry.model_validate(json.loads(path.read_text("utf-8")))
     except ValidationError as error:
-        raise TaskError(f"Expected a task in {path}, got {_explain(error)}.") from error
+        raise TaskError(f"Expected a task in {path}, got {explain(error)}.") from error
     except (ValueError, RecursionError) as error:
         raise TaskError(f"Expected JSON in {path}, got: {error}.") from error
-
-
-def _explain(error: ValidationError) -> str:
-    """Return every complaint of pydantic on one line."""
-    return "; ".join(
-        f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg'].lower()}" for detail in error.errors()
-    )
 
 
 def _mount(mount_dir: str | None, folder: Path) -> PurePosixPath | None:
@@ -157,47 +156,6 @@ def _mount(mount_dir: str | None, folder: Path) -> PurePosixPath | None:
     return place.relative_to(WORKDIR)
 
 
-def _files(folder: Path, place: PurePosixPath, max_file_bytes: int) -> Iterator[TaskFile]:
-    """Yield a folder's files, `place` being where the folder goes."""
-    if folder.is_symlink():
-        raise TaskError(f"Expected a folder, got a link: {folder}. Copy what it points to.")
-    if not folder.is_dir():
-        return
-    for parent, subfolders, names in os.walk(folder, onerror=_unreadable):
-        subfolders.sort()
-        for name in subfolders:
-            if (Path(parent) / name).is_symlink():
-                raise TaskError(f"Expected a folder, got a link: {Path(parent) / name}. Copy what it points to.")
-        for name in sorted(names):
-            path = Path(parent) / name
-            mode = _check_file(path, folder, max_file_bytes)
-            target = str(place / path.relative_to(folder))
-            try:
-                target.encode()
-            except UnicodeEncodeError as error:
-                raise TaskError(f"Expected a file name in UTF-8, got {target!r} in {folder!r}.") from error
-            yield TaskFile(path=target, source=path.absolute(), executable=bool(mode & stat.S_IXUSR))
-
-
-def _unreadable(error: OSError) -> None:
-    raise TaskError(f"Expected a readable folder, got {error.filename}: {error.strerror}.") from error
-
-
-def _check_file(path: Path, folder: Path, max_file_bytes: int) -> int:
-    """Return the mode of a regular file of a bearable size that does not lie outside `folder`."""
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-        raise TaskError(f"Expected links to stay in {folder}, got {path} -> {os.readlink(path)}.")
-    try:
-        status = path.stat()
-    except OSError as error:
-        raise TaskError(f"Expected a readable file, got {path}: {error.strerror}.") from error
-    if not stat.S_ISREG(status.st_mode):
-        raise TaskError(f"Expected a regular file, got {path}.")
-    if status.st_size > max_file_bytes:
-        raise TaskError(f"Expected a file of at most {max_file_bytes} bytes, got {path} with {status.st_size}.")
-    return status.st_mode
-
-
 def _folder_name(task_id: str) -> str:
     if PurePosixPath(task_id).name != task_id or task_id == "..":
         raise TaskError(f"Expected a task id that can name a folder, got {task_id!r}.")
@@ -205,14 +163,14 @@ def _folder_name(task_id: str) -> str:
 
 
 def _save_task(task: Task, folder: Path) -> None:
-    if task.grading not in (GRADING, STOCK_GRADING) or task.workdir != WORKDIR:
-        raise TaskError(
-            f"Expected a task graded by {' '.join(GRADING.command)} in {WORKDIR}, "
-            f"got {task.id!r} with {task.grading!r} in {task.workdir}."
-        )
     paths = [file.path for file in task.hidden_files]
     if GRADE_SCRIPT not in paths or any(PurePosixPath(path).parts[0] != REWARD for path in paths):
         raise TaskError(f"Expected the hidden files of {task.id!r} in {REWARD}/, with {GRADE_SCRIPT}, got {paths}.")
+    if task.grading != _grading(task.hidden_files, task.metadata) or task.workdir != WORKDIR:
+        raise TaskError(
+            f"Expected a task graded by {' '.join(GRADING.command)} in {WORKDIR}, and by the rubric in its metadata, "
+            f"got {task.id!r} with {type(task.grading).__name__} in {task.workdir}."
+        )
     metadata: dict[str, JsonValue] = dict(task.metadata)
     metadata |= task.model_dump(mode="json", include=set(ADDITIONS), exclude_defaults=True)
     entry: Mapping[str, JsonValue] = {
