@@ -76,6 +76,7 @@ class Judge:
         timeout_s: of one request; a judge has its own clock, `Limits.grader_s` is that of commands.
         max_retries: how often one request is sent again (429, 5xx, no connection, no answer), and apart from that how
             often the judge is told what was wrong with its reply.
+        backoff_s: wait before the second try, doubled with every further one.
         max_concurrency: requests under way at once.
         cache: folder in which accepted replies outlive the process.
         transport: instead of plain HTTP(S), for a proxy or a test.
@@ -91,6 +92,7 @@ class Judge:
         max_tokens: int = 4096,
         timeout_s: float = 180.0,
         max_retries: int = 4,
+        backoff_s: float = 1.0,
         max_concurrency: int = 8,
         cache: Path | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
@@ -108,6 +110,7 @@ class Judge:
         self._max_tokens = max_tokens
         self._timeout_s = timeout_s
         self._max_retries = max_retries
+        self._backoff_s = backoff_s
         self._under_way = asyncio.Semaphore(max_concurrency)
         self._cache = ReplyCache(cache)
         self._asked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -185,8 +188,10 @@ class Judge:
                     return await self._once(messages)
                 except _TryAgain as failed:
                     problem, wait_s = str(failed), failed.wait_s
+                if wait_s is None:
+                    wait_s = self._backoff_s * 2.0**attempt * random.uniform(0.5, 1.0)
                 if attempt < self._max_retries:
-                    await asyncio.sleep(min(MAX_WAIT_S, wait_s or 2.0 ** (attempt - 1) * random.uniform(1.0, 2.0)))
+                    await asyncio.sleep(min(MAX_WAIT_S, wait_s))
         raise GraderError(
             f"Expected {self.url} to answer as judge {self.model!r}, got no answer in {self._max_retries + 1} tries. "
             f"The last: {problem}"
