@@ -48,6 +48,7 @@ def eval_command(args: OmitArgPrefixes[FlagCreatePairsOff[EvalArgs]]) -> int:
             engine=args.engine,
             sampling=args.sampling,
             sandbox=args.sandbox,
+            judge=args.load_judge(),
             limits=args.limits,
             attempts=args.attempts,
             limit=args.limit,

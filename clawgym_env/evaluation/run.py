@@ -30,6 +30,7 @@ from clawgym_env.evaluation.result import (
 )
 from clawgym_env.evaluation.settings import EvaluationError, EvaluationSettings, claim, tasks_digest
 from clawgym_env.grading.base import GraderLike
+from clawgym_env.grading.judge import JudgeLike
 from clawgym_env.harness import HarnessAdapter
 from clawgym_env.pool import RolloutRequest
 from clawgym_env.rollout import Rollout, failure_rule
@@ -64,6 +65,7 @@ def evaluate(
     sampling: SamplingParams | Mapping[str, float] | None = None,
     sandbox: SandboxLike = "local",
     grader: GraderLike | None = None,
+    judge: JudgeLike | None = None,
     limits: Limits | Mapping[str, float] | None = None,
     attempts: int = 1,
     limit: int | None = None,
@@ -92,7 +94,7 @@ def evaluate(
 
     Raises:
         EvaluationError: `out` holds something else or other settings, or a harness is named twice.
-        HarnessNotInstalled, HarnessUnsuitable, PolicyNotBuilt: before anything was started.
+        HarnessNotInstalled, HarnessUnsuitable, JudgeMissing, PolicyNotBuilt: before anything was started.
     """
     if attempts < 1 or (limit is not None and limit < 1):
         raise EvaluationError(f"Expected attempts and limit of at least 1, got attempts={attempts}, limit={limit}.")
@@ -105,6 +107,7 @@ def evaluate(
         sampling=sampling,
         sandbox=sandbox,
         grader=grader,
+        judge=judge,
         run_dir=out,
         max_concurrency=max_concurrency,
     )
@@ -121,6 +124,7 @@ def evaluate(
         sampling=SamplingParams.model_validate(sampling or {}),
         sandbox=sandbox if isinstance(sandbox, str) else sandbox.name,
         grader="task" if grader is None else _qualified_name(grader),
+        judge=_judge_label(judge),
         limits=changes,
         attempts=attempts,
         seed=seed,
@@ -170,7 +174,7 @@ class _Plan:
         """Return what is left to run: the first attempts at all tasks before the second ones, harnesses in turn.
 
         Raises:
-            HarnessNotInstalled, HarnessUnsuitable, PolicyNotBuilt: for the first that cannot be run.
+            HarnessNotInstalled, HarnessUnsuitable, JudgeMissing, PolicyNotBuilt: for the first that cannot be run.
         """
         task_by_task = sorted(self._groups, key=lambda group_id: group_id.partition("-")[2])
         requests = []
@@ -227,6 +231,12 @@ def _policy_label(policy: str | Path | Policy | None, engine: str | Engine | Non
     if policy is None or isinstance(policy, str | Path):
         return str(policy or DEFAULT_POLICY)
     return f"{policy.name}, window {policy.context_length}, renderer {policy.renderer_kind}, version {policy.version}"
+
+
+def _judge_label(judge: JudgeLike | None) -> str:
+    if judge is None or isinstance(judge, str):
+        return judge or ""
+    return f"{judge.url}#{judge.model}"
 
 
 def _qualified_name(value: object) -> str:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clawgym_env.engine.base import SamplingParams
+from clawgym_env.envs.service import JUDGE_CACHE
 from clawgym_env.errors import ClawGymError
 from clawgym_env.tasks.task import Task
 from clawgym_env.trace.store import FILE_NAME, RolloutStore
@@ -48,6 +50,8 @@ class EvaluationSettings(BaseModel):
     sandbox: str
     grader: str
     """ "task" where each task brings its own."""
+    judge: str
+    """URL#MODEL; empty where there is none."""
     limits: Mapping[str, float]
     """Those set for all tasks; the others are the task's own."""
     attempts: int
@@ -91,7 +95,7 @@ def claim(folder: Path, settings: EvaluationSettings, *, fresh: bool) -> Rollout
     if fresh and file.is_file():
         RolloutStore(folder).close()  # refuses while another process is at work
         for path in _entries(folder):
-            path.unlink()
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     store = RolloutStore(folder)
     try:
         if file.is_file():
@@ -133,7 +137,7 @@ def _entries(folder: Path) -> Iterable[Path]:
 
 
 def _is_ours(name: str) -> bool:
-    return name.removesuffix(_PART) in _WRITTEN or name.startswith(FILE_NAME)
+    return name.removesuffix(_PART) in _WRITTEN or name.startswith(FILE_NAME) or name == JUDGE_CACHE.parts[0]
 
 
 def _add(digest: hashlib.blake2b, *parts: bytes) -> None:

@@ -9,8 +9,10 @@ import pytest
 import clawgym_env
 from clawgym_env import EvaluationResult, RolloutStore, evaluate, load_tasks
 from clawgym_env.engine.scripted import ScriptedEngine
-from clawgym_env.errors import HarnessUnsuitable, SandboxError
+from clawgym_env.envs.service import JUDGE_CACHE
+from clawgym_env.errors import HarnessUnsuitable, JudgeMissing, SandboxError
 from clawgym_env.evaluation import EvaluationError, Progress
+from clawgym_env.grading.specs import Criterion, RubricGrading
 from clawgym_env.harness import HarnessContext
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.tasks.task import McpServer, Task, TaskFile, TaskSet
@@ -177,8 +179,10 @@ def test_tasks_with_other_contents_are_refused(tmp_path: Path) -> None:
 def test_fresh_discards_the_evaluation_found_and_nothing_else(tmp_path: Path) -> None:
     worker = Worker()
     run(harness=worker.harness(), out=tmp_path, seed=1)
+    (tmp_path / JUDGE_CACHE).mkdir(parents=True)
     result = run(harness=worker.harness(), out=tmp_path, fresh=True)
     assert result.settings.seed == 0
+    assert not (tmp_path / JUDGE_CACHE).exists()
     assert len(worker.asked) == 2 * len(WORDS)
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(EvaluationError, match="thesis"):
@@ -246,6 +250,17 @@ def test_a_task_that_a_harness_cannot_do_is_refused_before_anything_is_run() -> 
     with pytest.raises(HarnessUnsuitable, match="tools"):
         run(tasks, harness=worker.harness())
     assert worker.asked == []
+
+
+def test_a_task_that_needs_a_judge_is_refused_where_none_is_given() -> None:
+    rubric = RubricGrading(criteria=(Criterion(name="kind", question="Is it kind?"),))
+    with pytest.raises(JudgeMissing, match="letter"):
+        evaluate(
+            [Task(id="letter", instruction="Write.", grading=rubric)],
+            harness=InProcessHarness(),
+            engine=ScriptedEngine(["x"]),
+            sandbox=FakeBackend(),
+        )
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"limit": 0}])

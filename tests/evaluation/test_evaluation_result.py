@@ -44,6 +44,7 @@ def result(*tasks: TaskResult, ungraded_as_zero: bool = False) -> EvaluationResu
         sampling=SamplingParams(),
         sandbox="local",
         grader="task",
+        judge="",
         limits={},
         attempts=len(tasks[0].scores),
         seed=0,
