@@ -1,7 +1,7 @@
 """From what the user gave as `tasks` to a sequence of tasks.
 
-Called once when an environment is made. Accepts a folder, a name with options such as
-`bundled:level=1-2,split=heldout,size=200`, or tasks as they are.
+Called once when an environment is made. Accepts a folder or file in one of the `formats`, with the format's name before
+it or not and options behind it, the bundled tasks by name, or tasks as they are.
 """
 
 from __future__ import annotations
@@ -14,35 +14,55 @@ from pathlib import Path
 from clawgym_env.errors import TaskError
 from clawgym_env.tasks.bundled import Split, bundled_tasks
 from clawgym_env.tasks.bundled import families as bundled_families
-from clawgym_env.tasks.clawgym_format import load_clawgym
+from clawgym_env.tasks.formats import FORMATS, format_of
+from clawgym_env.tasks.reading import OnError
 from clawgym_env.tasks.task import Task, TaskSet, TasksLike
 
 BUNDLED = "bundled"
 OPTIONS = ("level", "family", "split", "size", "seed")
 
 
-def load_tasks(spec: TasksLike, *, seed: int = 0) -> Sequence[Task]:
+def load_tasks(spec: TasksLike, *, seed: int = 0, on_error: OnError | None = None) -> Sequence[Task]:
     """Return the tasks that `spec` stands for.
 
     Args:
-        spec: a folder in the ClawGym format; "bundled", optionally with options: "bundled:level=1-2",
-            "bundled:family=write_word+two_files,split=heldout,size=200,seed=3"; or tasks.
+        spec: a path, whose format is found by what lies there; a path with the format's name and options, as in
+            "harbor:PATH" or "officeqa:PATH,difficulty=hard"; "bundled", optionally with options:
+            "bundled:level=1-2", "bundled:family=write_word+two_files,split=heldout,size=200,seed=3"; or tasks.
         seed: of the bundled instances, unless `spec` says its own.
+        on_error: told what is wrong with a task of a path, which is then left out.
 
     Raises:
-        TaskError: no such folder, an unknown name or option, or what is no task; known and nearest names are listed.
+        TaskError: nothing there, an unknown name, format or option, or what is no task; known names are listed.
     """
     if isinstance(spec, Path):
-        return load_clawgym(spec)
+        return format_of(spec).open(spec, {}, on_error=on_error)
     if not isinstance(spec, str):
         return _tasks(spec)
-    name, _, options = spec.partition(":")
+    name, colon, rest = spec.partition(":")
     if name == BUNDLED:
-        return _bundled(options, seed)
-    if "/" in spec or Path(spec).exists():
-        return load_clawgym(Path(spec).expanduser())
+        return _bundled(rest, seed)
+    named = {one.name: one for one in FORMATS}.get(name) if colon else None
+    path, options = _path_and_options(rest if named else spec)
+    if named is not None:
+        return named.open(path, options, on_error=on_error)
+    if "/" in spec or path.exists():
+        return format_of(path).open(path, options, on_error=on_error)
     hint = f" Did you mean {BUNDLED!r}?" if difflib.get_close_matches(name, [BUNDLED]) else ""
-    raise TaskError(f"Expected tasks to be a folder or {BUNDLED!r}, got {spec!r}, which is neither.{hint}")
+    formats = ", ".join(one.name for one in FORMATS)
+    raise TaskError(
+        f"Expected tasks to be a folder or {BUNDLED!r}, got {spec!r}, which is neither.{hint} "
+        f"A format can be named before its path: {formats}."
+    )
+
+
+def _path_and_options(text: str) -> tuple[Path, Mapping[str, str]]:
+    """Read `PATH,name=value,…`; a path that exists has no options in it."""
+    whole = Path(text).expanduser()
+    if whole.exists():
+        return whole, {}
+    path, *pairs = re.split(r",(?=\s*\w+\s*=)", text)
+    return Path(path).expanduser(), _pairs(",".join(pairs))
 
 
 def _tasks(tasks: Sequence[Task]) -> Sequence[Task]:
@@ -80,18 +100,25 @@ def _bundled(text: str, seed: int) -> TaskSet:
 
 
 def _options(text: str) -> Mapping[str, str]:
-    options: dict[str, str] = {}
-    for part in filter(None, text.split(",")):
-        key, equals, value = (piece.strip() for piece in part.partition("="))
+    options = _pairs(text)
+    for key in options:
         if key not in OPTIONS:
             nearest = difflib.get_close_matches(key, OPTIONS, n=1, cutoff=0.0)[0]
             raise TaskError(f"Expected options {', '.join(OPTIONS)}, got {key!r}. Nearest: {nearest!r}.")
+    return options
+
+
+def _pairs(text: str) -> Mapping[str, str]:
+    """Read `name=value,…`."""
+    pairs: dict[str, str] = {}
+    for part in filter(None, text.split(",")):
+        key, equals, value = (piece.strip() for piece in part.partition("="))
         if not equals or not value:
             raise TaskError(f"Expected {key}=VALUE, got {part!r}.")
-        if key in options:
+        if key in pairs:
             raise TaskError(f"Expected {key} once, got it twice: {text!r}. Join several values with '+'.")
-        options[key] = value
-    return options
+        pairs[key] = value
+    return pairs
 
 
 def _levels(text: str) -> list[int]:
