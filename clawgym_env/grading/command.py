@@ -7,12 +7,13 @@ run by the grader's own processes, and a command that gives no usable score is a
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from clawgym_env.errors import GraderError
 from clawgym_env.grading.base import Grade, Outcome
+from clawgym_env.grading.plants import guarded_environment, loaded_beside
 from clawgym_env.grading.scores import read_grade
 from clawgym_env.grading.specs import CommandGrading
 from clawgym_env.sandbox.base import Sandbox
@@ -66,12 +67,13 @@ async def grade_command(grading: CommandGrading, task: Task, sandbox: Sandbox, o
         GraderError: no usable score.
     """
     try:
-        await _bring_in(grading, task, sandbox, outcome)
+        guard = await _bring_in(grading, task, sandbox, outcome)
     except (OSError, ValueError) as error:
         raise GraderError(f"Expected to bring in the hidden files of task {task.id!r}, got: {error}") from error
     result = await sandbox.exec(
         grading.command,
         env={
+            **guard,
             "PYTHONDONTWRITEBYTECODE": "1",
             "PYTHONSAFEPATH": "1",
             "PYTHONPATH": SIDE_FOLDER,
@@ -83,7 +85,8 @@ async def grade_command(grading: CommandGrading, task: Task, sandbox: Sandbox, o
     return read_grade(result, grading, task_id=task.id, timeout_s=task.limits.grader_s, written=written)
 
 
-async def _bring_in(grading: CommandGrading, task: Task, sandbox: Sandbox, outcome: Outcome) -> None:
+async def _bring_in(grading: CommandGrading, task: Task, sandbox: Sandbox, outcome: Outcome) -> Mapping[str, str]:
+    """Put the grader's files in place of the agent's; return the variables that guard it from what stays."""
     hidden = [PurePosixPath(file.path) for file in task.hidden_files]
     inside = [path for path in hidden if not path.is_absolute()]
     shared = {PurePosixPath(file.path).parts[0] for file in task.files}
@@ -94,7 +97,8 @@ async def _bring_in(grading: CommandGrading, task: Task, sandbox: Sandbox, outco
     for folder in emptied:
         parents |= {folder, *folder.parents[:-1]}
     shallow_first = sorted(parents, key=lambda path: len(path.parts))
-    removed = [*_arguments(owned), *_arguments(beside), *grading.reward_files]
+    planted = loaded_beside(beside, (PurePosixPath(file.path) for file in task.files))
+    removed = [*_arguments(owned), *_arguments(beside), *_arguments(planted), *grading.reward_files, SIDE_FOLDER]
     argv = [*_arguments(shallow_first), "--", *_arguments(emptied), "--", *removed]
     cleared = await sandbox.exec(["sh", "-c", _MAKE_ROOM, "sh", *argv])
     if cleared.exit_code != 0:
@@ -114,6 +118,8 @@ async def _bring_in(grading: CommandGrading, task: Task, sandbox: Sandbox, outco
     }
     await sandbox.write_file(f"{SIDE_FOLDER}/sitecustomize.py", hook.encode())
     await sandbox.write_file(f"{SIDE_FOLDER}/payload.json", json.dumps(payload).encode())
+    # What was installed in the agent's own sandbox is what such a task asked for: hooks, say.
+    return guarded_environment(workdir, owned, hidden) if task.grade_in == "fresh" else {}
 
 
 def _folder(path: PurePosixPath, task: Task) -> PurePosixPath:
