@@ -19,7 +19,7 @@ import pydantic
 import tyro
 
 from clawgym_env.cli import eval as evaluation
-from clawgym_env.cli import fidelity, proxy, reap, rollout, setup
+from clawgym_env.cli import fidelity, image, proxy, reap, rollout, setup
 from clawgym_env.errors import ClawGymError
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
@@ -27,6 +27,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
         "rollout": rollout.rollout_command,
         "eval": evaluation.eval_command,
         "install": setup.install_command,
+        "image": image.image_command,
         "policy": setup.policy_command,
         "tasks": setup.tasks_command,
         "fidelity": fidelity.fidelity_command,

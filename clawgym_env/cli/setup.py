@@ -24,7 +24,7 @@ def install_command(name: Positional[str]) -> None:
     """
     everything = [spec for spec in registry.HARNESSES if spec not in registry.NEEDS_OPTIONS]
     failed = []
-    with _printed("harness_adapters"):
+    with printed("harness_adapters"):
         for spec in (*everything, *registry.MCP_SERVERS) if name == "all" else (name,):
             try:
                 registry.installable(spec).install(cache_dir())
@@ -61,16 +61,19 @@ def tasks_command(action: Positional[Literal["check"]], path: Positional[str]) -
 
 
 @contextmanager
-def _printed(logger_name: str) -> Iterator[None]:
-    """Print what a logger says of its progress, as it is."""
-    logger, handler = logging.getLogger(logger_name), logging.StreamHandler(sys.stdout)
-    level, propagates = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
+def printed(*logger_names: str) -> Iterator[None]:
+    """Print what loggers say of their progress, as it is."""
+    handler = logging.StreamHandler(sys.stdout)
+    loggers = [logging.getLogger(name) for name in logger_names]
+    before = [(logger.level, logger.propagate) for logger in loggers]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     try:
         yield
     finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagates
+        for logger, (level, propagates) in zip(loggers, before, strict=True):
+            logger.removeHandler(handler)
+            logger.setLevel(level)
+            logger.propagate = propagates

@@ -48,8 +48,7 @@ class DockerBackend:
     """Opens sandboxes as containers.
 
     Args:
-        url: of the engine's socket (`unix:///run/podman/podman.sock`); None for what the `docker` library finds:
-            `DOCKER_HOST`, the context in use, or the usual socket.
+        url: of the engine's socket (`unix:///run/podman/podman.sock`); None for `DOCKER_HOST`, else the usual place.
         image: for tasks that bring none; None for this machine's own /usr.
         runtime: of the engine (`runsc`, `kata`); None for its own choice.
         max_starts: how many containers are started at once.
@@ -87,6 +86,14 @@ class DockerBackend:
         engine, images = await in_thread(self._connect)
         return await DockerSandbox(spec, engine=engine, images=images, runtime=self._runtime).start()
 
+    def images(self) -> ImageStore:
+        """Return the engine's images; blocks until the engine answers.
+
+        Raises:
+            SandboxError: there is no engine, or no library to talk to it.
+        """
+        return self._connect()[1]
+
     async def reap(self, *, dry_run: bool = False) -> Sequence[str]:
         """Remove containers whose controller is dead or whose lifetime is over; see `SandboxBackend.reap`."""
         return await in_thread(lambda: [*self._reap_containers(dry_run), *_reap_folders(dry_run)])
@@ -100,9 +107,12 @@ class DockerBackend:
         removed = []
         for container in engine.containers():
             if not owner_alive(container.owner) or container.deadline < time.time():
-                if not dry_run:
-                    engine.remove(container.name)
-                removed.append(container.name)
+                try:
+                    if not dry_run:
+                        engine.remove(container.name)
+                    removed.append(container.name)
+                except SandboxError as error:
+                    _logger.warning("%s", error)
         return removed
 
     def _connect(self) -> tuple[DockerEngine, ImageStore]:
@@ -151,6 +161,7 @@ class DockerSandbox(SupervisedSandbox):
         (outcome,) = await asyncio.gather(self._launching, return_exceptions=True)
         if isinstance(outcome, socket.socket) and not self._control.attached:
             outcome.close()
+        self._control.close()  # hung up on, the supervisor ends sooner than the engine kills it
         try:
             await in_thread(lambda: self._engine.remove(self.container))
         except SandboxError as error:

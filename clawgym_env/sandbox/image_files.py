@@ -60,6 +60,19 @@ def folder(
             _add_file(tar, name, data)
 
 
+def build_context(archive: IO[bytes], trees: Mapping[str, Path], files: Mapping[str, bytes]) -> None:
+    """Write files and whole folders for a builder, by their names in the context, and rewind.
+
+    Unlike elsewhere times are kept: compiled Python code is only used while it knows that of its source.
+    """
+    with _open(archive) as tar:
+        for name, data in files.items():
+            _add_file(tar, name, data)
+        for name, source in trees.items():
+            tar.add(source.resolve(), name, filter=_without_owner)
+    archive.seek(0)
+
+
 def digest(archive: IO[bytes]) -> str:
     """Return a hash of an archive, short enough for a tag, and rewind it."""
     sha = hashlib.sha256()
@@ -85,8 +98,8 @@ def _add(tar: tarfile.TarFile, source: Path, name: str) -> None:
     info = tar.gettarinfo(str(source), arcname=name)
     if info is None:  # a socket
         return
-    info.uid = info.gid = info.mtime = 0
-    info.uname = info.gname = ""
+    info = _without_owner(info)
+    info.mtime = 0
     if info.isreg():
         with source.open("rb") as file:
             tar.addfile(info, file)
@@ -110,3 +123,9 @@ def _add_link(tar: tarfile.TarFile, name: str, target: str) -> None:
     info = tarfile.TarInfo(name)
     info.type, info.linkname = tarfile.SYMTYPE, target
     tar.addfile(info)
+
+
+def _without_owner(info: tarfile.TarInfo) -> tarfile.TarInfo:
+    info.uid = info.gid = 0
+    info.uname = info.gname = ""
+    return info

@@ -51,6 +51,17 @@ class ResolvedImage:
     """Targets of a spec's mounts that the image has inside already."""
 
 
+@dataclass(frozen=True, slots=True)
+class MadeImage:
+    """An image that this project made."""
+
+    tag: str
+    size_bytes: int
+    """With the layers that it shares with others."""
+    holds: frozenset[str]
+    """Where in it harnesses are."""
+
+
 class ImageStore:
     """The images of one engine. Methods block, and may be called from several threads: one asks, the others wait.
 
@@ -59,7 +70,7 @@ class ImageStore:
 
     def __init__(self, client: DockerClient, *, inputs: BuildInputs | None = None) -> None:
         self._client = client
-        self._inputs = inputs or BuildInputs()
+        self.inputs = inputs or BuildInputs()
         self._resolved: dict[Image | None, ResolvedImage] = {}
         self._locks: dict[Image | None, threading.Lock] = {}
         self._guard = threading.Lock()
@@ -77,7 +88,35 @@ class ImageStore:
                 self._resolved[image] = self._resolve(image)
             return self._resolved[image]
 
-    def build(self, context: IO[bytes], tag: str, *, labels: Mapping[str, str] | None = None) -> None:
+    def has(self, tag: str) -> bool:
+        """Whether the engine has an image by that name."""
+        with _engine_errors():
+            try:
+                self._client.images.get(tag)
+            except ImageNotFound:
+                return False
+            return True
+
+    def made_here(self) -> list[MadeImage]:
+        """Return the images of ours that the engine has, by name."""
+        with _engine_errors():
+            found = self._client.images.list(filters={"reference": f"{REPOSITORY}/*"})
+        made = [
+            MadeImage(tag, image.attrs["Size"], _holds(image.labels))
+            for image in found
+            for tag in image.tags
+            if tag.startswith(f"{REPOSITORY}/")
+        ]
+        return sorted(made, key=lambda image: image.tag)
+
+    def build(
+        self,
+        context: IO[bytes],
+        tag: str,
+        *,
+        labels: Mapping[str, str] | None = None,
+        arguments: Mapping[str, str] | None = None,
+    ) -> None:
         """Build an image from an archive with a `Dockerfile` at its top.
 
         Raises:
@@ -85,22 +124,43 @@ class ImageStore:
         """
         _logger.info("Building image %s.", tag)
         said: list[str] = []
-        events = self._client.api.build(
-            fileobj=context,
-            custom_context=True,
-            tag=tag,
-            rm=True,
-            forcerm=True,
-            labels=dict(labels or {}),
-            buildargs={**self._inputs.proxies},
-            network_mode="host" if self._lacks_bridge() else None,
-            decode=True,
-        )
-        for event in events:
-            said.append(str(event.get("stream") or event.get("error") or ""))
-            if "error" in event:
-                output = "\n".join("".join(said).strip().splitlines()[-15:])
-                raise SandboxError(f"Expected the image {tag} to build, got:\n{output}")
+        with _engine_errors():
+            events = self._client.api.build(
+                fileobj=context,
+                custom_context=True,
+                tag=tag,
+                rm=True,
+                forcerm=True,
+                labels=dict(labels or {}),
+                buildargs={**self.inputs.proxies, **(arguments or {})},
+                network_mode="host" if self._lacks_bridge() else None,
+                decode=True,
+            )
+            for event in events:
+                said.append(str(event.get("stream") or event.get("error") or ""))
+                if "error" in event:
+                    output = "\n".join("".join(said).strip().splitlines()[-15:])
+                    raise SandboxError(f"Expected the image {tag} to build, got:\n{output}")
+
+    def skeleton(self) -> str:
+        """Return the tag of the image without a /usr; made where it is missing."""
+        with tempfile.TemporaryFile() as archive:
+            image_files.skeleton(archive)
+            tag = f"{REPOSITORY}/host:{image_files.digest(archive)}"
+            if not self.has(tag):
+                self.import_archive(archive, tag, labels={HOST_USR: "1"})
+        return tag
+
+    def import_archive(self, archive: IO[bytes], tag: str, *, labels: Mapping[str, str] | None = None) -> None:
+        """Make an image of one layer out of the archive of a file system."""
+        repository, _, version = tag.rpartition(":")
+        changes = [f"LABEL {name}={value}" for name, value in (labels or {}).items()]
+        with _engine_errors():
+            said = self._client.api.import_image_from_stream(
+                archive, repository=repository, tag=version, changes=changes
+            )
+        if '"error"' in str(said):
+            raise SandboxError(f"Expected the Docker engine to make {tag} of an archive, got: {said}")
 
     def _resolve(self, image: Image | None) -> ResolvedImage:
         if image is None:
@@ -111,7 +171,7 @@ class ImageStore:
             tag = self._present_or_pulled(str(image.name))
         found = self._client.images.get(tag)
         labels = found.labels
-        holds = frozenset(labels.get(HOLDS, "").split())
+        holds = _holds(labels)
         environment = dict(line.split("=", 1) for line in found.attrs["Config"].get("Env") or () if "=" in line)
         if HOST_USR not in labels:
             python, mounts = lent_python.lend_python()
@@ -120,18 +180,6 @@ class ImageStore:
         folders = (Path("/usr"), *image_files.merged_folders())
         shown = tuple(Mount(source=path, target=str(path)) for path in folders)
         return ResolvedImage(tag, (*shown, *mounts), (inside,), environment, holds)
-
-    def skeleton(self) -> str:
-        """Return the tag of the image without a /usr; made where it is missing."""
-        with tempfile.TemporaryFile() as archive:
-            image_files.skeleton(archive)
-            tag = f"{REPOSITORY}/host:{image_files.digest(archive)}"
-            if not self._has(tag):
-                repository, _, version = tag.rpartition(":")
-                self._client.api.import_image_from_data(
-                    archive.read(), repository=repository, tag=version, changes=[f"LABEL {HOST_USR}=1"]
-                )
-        return tag
 
     def _built(self, folder: Path) -> str:
         """Return the tag of the image that a folder's `Dockerfile` makes; built where it is missing."""
@@ -142,9 +190,9 @@ class ImageStore:
         with tempfile.TemporaryFile() as archive:
             image_files.folder(archive, folder, names=names)
             tag = f"{REPOSITORY}/build:{image_files.digest(archive)}"
-            if self._has(tag):
+            if self.has(tag):
                 return tag
-            if instead := self._inputs.files(dockerfile):
+            if instead := self.inputs.files(dockerfile):
                 archive.truncate()
                 image_files.folder(archive, folder, names=names, instead=instead)
                 archive.seek(0)
@@ -152,7 +200,7 @@ class ImageStore:
         return tag
 
     def _present_or_pulled(self, name: str) -> str:
-        if not self._has(name):
+        if not self.has(name):
             _logger.info("Pulling image %s.", name)
             try:
                 self._client.images.pull(name)
@@ -162,13 +210,6 @@ class ImageStore:
                     "docker load, docker import, or an image of ours: clawgym image build base"
                 ) from error
         return name
-
-    def _has(self, tag: str) -> bool:
-        try:
-            self._client.images.get(tag)
-        except ImageNotFound:
-            return False
-        return True
 
     def _lacks_bridge(self) -> bool:
         """Whether containers of this engine have no network but the host's; see `scripts/docker-up`."""
@@ -181,6 +222,10 @@ def _engine_errors() -> Iterator[None]:
         yield
     except (DockerException, RequestException) as error:
         raise SandboxError(f"Expected the Docker engine to find or make an image, got: {error}") from error
+
+
+def _holds(labels: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(labels.get(HOLDS, "").split())
 
 
 def _context(folder: Path) -> list[str]:
