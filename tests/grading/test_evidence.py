@@ -122,7 +122,8 @@ XLSX = package(
         "xl/workbook.xml": '<workbook><sheets><sheet name="Costs"/></sheets></workbook>',
         "xl/sharedStrings.xml": "<sst><si><t>Item</t></si><si><r><t>Pri</t></r><r><t>ce</t></r></si></sst>",
         "xl/worksheets/sheet1.xml": '<worksheet><sheetData><row><c r="A1" t="s"><v>0</v></c><c r="C1" t="s"><v>1</v>'
-        '</c></row><row><c r="A2" t="inlineStr"><is><t>tea</t></is></c><c r="C2"><v>2.5</v></c><c r="D2"><f>C2*2</f></c>'
+        '</c></row><row><c r="A2" t="inlineStr"><is><t>tea</t></is></c><c r="C2"><v>2.5</v></c>'
+        '<c r="D2"><f>C2*2</f></c>'
         "</row></sheetData></worksheet>",
     }
 )

@@ -80,7 +80,7 @@ def harbor_task(script: str, *, expected: bytes = b"right") -> Task:
     )
 
 
-COMPARE = "if cmp answer.txt /tests/data/expected.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
+COMPARE = "if cmp -s answer.txt /tests/data/expected.txt; then echo 1; else echo 0; fi > /logs/verifier/reward.txt"
 
 
 def test_hidden_files_lie_in_the_tasks_folders_and_the_reward_is_read_from_its_file() -> None:
