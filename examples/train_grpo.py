@@ -83,22 +83,20 @@ def main(args: Args) -> None:
     train_tasks, held_out = hold_out(args.tasks, args.eval_tasks)
     evaluating, num_rollouts = bool(args.eval_every and held_out), args.num_tasks * args.group_size
     shared = {"harness": args.harness, "engine": learner.engine(), "max_concurrency": args.max_concurrency}
-    make = functools.partial(gym.make_vec, clawgym_env.env_id(args.harness), **shared)
-    envs = make(num_envs=num_rollouts, group_size=args.group_size, tasks=train_tasks, run_dir=output_dir)
-    eval_envs = make(num_envs=len(held_out), tasks=held_out, run_dir=output_dir / "eval") if evaluating else envs
+    grouped = {"num_envs": num_rollouts, "group_size": args.group_size}
+    envs = gym.make_vec(clawgym_env.env_id(args.harness), tasks=train_tasks, run_dir=output_dir, **grouped, **shared)
     save = functools.partial(save_checkpoint, output_dir / "checkpoint", policy=learner.policy, learner=learner)
 
     def evaluate(update: int) -> dict[str, float]:
         if not evaluating or (update % args.eval_every and update != args.num_updates):
             return {}
         table.doing("evaluating")
-        eval_envs.reset(seed=args.seed)  # the same tasks and sampling seeds every time
-        *_, infos = eval_envs.step(np.zeros(len(held_out), dtype=int))
-        rewards = [rollout.reward for rollout in clawgym_env.rollouts(infos) if rollout.graded]
-        return {"eval/reward": float(np.mean(rewards))} if rewards else {}
+        out = output_dir / "eval" / f"{update:06d}"  # the same tasks and sampling seeds every time
+        result = clawgym_env.evaluate(held_out, out=out, seed=args.seed, **shared)
+        return {} if result.pass_at_1 is None else {"eval/reward": result.pass_at_1}
 
     done, failure = 0, ""
-    with MetricsLog(output_dir) as log, TrainingTable(args.num_updates) as table, closing(envs), closing(eval_envs):
+    with MetricsLog(output_dir) as log, TrainingTable(args.num_updates) as table, closing(envs):
         with suppress(KeyboardInterrupt):
             if first := evaluate(0):
                 log.write(0, first)
