@@ -19,7 +19,7 @@ import pydantic
 import tyro
 
 from clawgym_env.cli import eval as evaluation
-from clawgym_env.cli import fidelity, image, proxy, reap, rollout, setup
+from clawgym_env.cli import fidelity, image, proxy, reap, rollout, setup, tasks
 from clawgym_env.errors import ClawGymError
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
@@ -29,7 +29,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
         "install": setup.install_command,
         "image": image.image_command,
         "policy": setup.policy_command,
-        "tasks": setup.tasks_command,
+        "tasks": tasks.tasks_command,
         "fidelity": fidelity.fidelity_command,
         "proxy": proxy.proxy_command,
         "reap": reap.reap_command,

@@ -1,4 +1,4 @@
-"""`clawgym install`, `policy` and `tasks`: what has to be there before a rollout."""
+"""`clawgym install` and `policy`: what has to be there before a rollout."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from tyro.conf import Positional
 from clawgym_env import registry
 from clawgym_env.cache import cache_dir
 from clawgym_env.errors import HarnessError
-from clawgym_env.tasks.loading import load_tasks
 
 
 def install_command(name: Positional[str]) -> None:
@@ -46,18 +45,6 @@ def policy_command(action: Positional[Literal["build"]], name: Positional[str]) 
     """
     print(f"{action}ing {name!r} ...", flush=True)
     print(registry.load("clawgym_env.policy:build_policy")(name, cache_dir()))
-
-
-def tasks_command(action: Positional[Literal["check"]], path: Positional[str]) -> None:
-    """Read every task and say what is wrong with it: clawgym tasks check PATH.
-
-    Args:
-        action: check.
-        path: a folder of tasks, or a name such as "bundled:level=1".
-    """
-    tasks = load_tasks(path)
-    count = sum(1 for task in tasks for file in (*task.files, *task.hidden_files) if file.read() is not None)
-    print(f"{len(tasks)} tasks with {count} files: sound as far as reading tells")
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from clawgym_env.tasks.clawgym_jsonl import load_jsonl
 from clawgym_env.tasks.harbor import CONFIG, load_harbor
 from clawgym_env.tasks.jobbench import is_jobbench, load_jobbench
 from clawgym_env.tasks.officeqa import is_officeqa, load_officeqa
+from clawgym_env.tasks.pinchbench import is_pinchbench, load_pinchbench
 from clawgym_env.tasks.reading import OnError
 from clawgym_env.tasks.task import TaskSet
 
@@ -69,6 +70,7 @@ FORMATS: Sequence[TaskFormat] = (
     TaskFormat("harbor", f"folders with {CONFIG}, instruction.md and tests/test.sh", _holds(CONFIG), load_harbor),
     TaskFormat("jobbench", "<occupation>/taskN/RUBRICS.json, or a .parquet file", is_jobbench, load_jobbench),
     TaskFormat("officeqa", "officeqa*.csv and the texts of the bulletins", is_officeqa, load_officeqa),
+    TaskFormat("pinchbench", "task_*.md, or a folder tasks/ with them", is_pinchbench, load_pinchbench),
     TaskFormat("clawgym-jsonl", "a .jsonl file", lambda path: path.suffix == ".jsonl" and path.is_file(), load_jsonl),
 )
 """In the order in which they are tried."""
