@@ -134,7 +134,7 @@ def leftovers(tag: str, mark: str, children: set[int]) -> dict[str, int]:
     found = {
         "processes": len({pid for pid in children if is_running(pid)} | marked_processes(f"{MARK}={mark}", tag)),
         "groups": len([path for path in groups.directories() if path.name.startswith(tag)]) if groups else 0,
-        "folders": len(list(Path(tempfile.gettempdir()).glob(f"clawgym-{tag}*"))),
+        "folders": len(list(Path(tempfile.gettempdir()).glob(f"clawgym-*{tag}*"))),
         "containers": containers(tag) if "docker" in sys.modules else 0,
     }
     return {kind: count for kind, count in found.items() if count}
