@@ -156,9 +156,8 @@ class ImageStore:
         repository, _, version = tag.rpartition(":")
         changes = [f"LABEL {name}={value}" for name, value in (labels or {}).items()]
         with _engine_errors():
-            said = self._client.api.import_image_from_stream(
-                archive, repository=repository, tag=version, changes=changes
-            )
+            # Despite its name it takes a file as well; the one for streams declares chunks that it then does not send.
+            said = self._client.api.import_image_from_data(archive, repository=repository, tag=version, changes=changes)
         if '"error"' in str(said):
             raise SandboxError(f"Expected the Docker engine to make {tag} of an archive, got: {said}")
 
