@@ -38,18 +38,22 @@ class FailureRule(NamedTuple):
     """How often infrastructure is tried again before the rollout is excluded."""
 
 
-FAILURE_RULES: Mapping[StopReason, FailureRule] = {
-    StopReason.COMPLETED: FailureRule(True, True, 0),
-    StopReason.MAX_CALLS: FailureRule(True, True, 0),
-    StopReason.TOKEN_BUDGET: FailureRule(True, True, 0),
-    StopReason.WALL_CLOCK: FailureRule(True, True, 0),
-    StopReason.CONTEXT_LENGTH: FailureRule(True, True, 0),
-    StopReason.HARNESS_ERROR: FailureRule(True, True, 0),
-    StopReason.SANDBOX_ERROR: FailureRule(False, False, 2),
-    StopReason.ENGINE_ERROR: FailureRule(False, False, 2),
-    StopReason.GRADER_ERROR: FailureRule(False, False, 2),
+_SCORED = FailureRule(graded=True, trained=True, retries=0)
+_TRIED_AGAIN = FailureRule(graded=False, trained=False, retries=2)
+_GIVEN_UP = FailureRule(graded=False, trained=False, retries=0)
+
+FAILURE_RULES: Mapping[StopReason, tuple[FailureRule, FailureRule]] = {
+    StopReason.COMPLETED: (_SCORED, _TRIED_AGAIN),
+    StopReason.HARNESS_ERROR: (_SCORED, _TRIED_AGAIN),
+    StopReason.MAX_CALLS: (_SCORED, _TRIED_AGAIN),
+    StopReason.TOKEN_BUDGET: (_SCORED, _TRIED_AGAIN),
+    StopReason.WALL_CLOCK: (_SCORED, _TRIED_AGAIN),
+    StopReason.CONTEXT_LENGTH: (_SCORED, _GIVEN_UP),  # a first prompt that is too long will be too long again
+    StopReason.SANDBOX_ERROR: (_TRIED_AGAIN, _TRIED_AGAIN),
+    StopReason.ENGINE_ERROR: (_TRIED_AGAIN, _TRIED_AGAIN),
+    StopReason.GRADER_ERROR: (_TRIED_AGAIN, _TRIED_AGAIN),  # the grader only: another run is another sample
 }
-"""For a rollout in which the policy was asked at least once; see `failure_rule`."""
+"""What becomes of a rollout, by what stopped it: where the policy was asked for the task, and where it never was."""
 
 
 def failure_rule(stop_reason: StopReason, *, policy_asked: bool) -> FailureRule:
@@ -60,11 +64,22 @@ def failure_rule(stop_reason: StopReason, *, policy_asked: bool) -> FailureRule:
             calls no model by design. Where the policy was never asked, whatever ended the rollout is not its doing: an
             untouched workspace's score would be a silent zero.
     """
-    rule = FAILURE_RULES[stop_reason]
-    if policy_asked or not rule.graded:
-        return rule
-    # A first prompt that is too long will be too long again.
-    return FailureRule(graded=False, trained=False, retries=0 if stop_reason is StopReason.CONTEXT_LENGTH else 2)
+    asked, never_asked = FAILURE_RULES[stop_reason]
+    return asked if policy_asked else never_asked
+
+
+def failure_table() -> str:
+    """Return `FAILURE_RULES` as the Markdown table of the README."""
+    words = {
+        _SCORED: "graded and trained on",
+        _TRIED_AGAIN: f"run again, {_TRIED_AGAIN.retries} times at most, then left out",
+        _GIVEN_UP: "left out",
+    }
+    lines = ["| stopped by | the policy was asked | it never was |", "| --- | --- | --- |"]
+    for reason, (asked, never_asked) in FAILURE_RULES.items():
+        row = f"| `{reason}` | {words[asked]} | {words[never_asked]} |"
+        lines.append(row.replace("run again", "graded again") if reason is StopReason.GRADER_ERROR else row)
+    return "\n".join(lines)
 
 
 TRUNCATED = frozenset(StopReason) - {StopReason.COMPLETED, StopReason.HARNESS_ERROR}

@@ -23,7 +23,7 @@ from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.errors import GraderError, HarnessError, HarnessNotInstalled, HarnessUnsuitable, SandboxError
 from clawgym_env.grading.base import Grade, Grader, Outcome
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
-from clawgym_env.rollout import FAILURE_RULES, Exclusion, FailureRule, Rollout, StopReason, failure_rule
+from clawgym_env.rollout import Exclusion, FailureRule, Rollout, StopReason, failure_rule
 from clawgym_env.sandbox.base import Mount, Sandbox, SandboxBackend, SandboxSpec
 from clawgym_env.scratch import scratch_folder
 from clawgym_env.tasks.task import Limits, McpServer, Task, Turn
@@ -245,7 +245,7 @@ class Runner:
         spec = _spec(request.task, limits)
         task = request.task.model_copy(update={"limits": limits})
         failure = ""
-        for _ in range(FAILURE_RULES[StopReason.GRADER_ERROR].retries + 1):
+        for _ in range(failure_rule(StopReason.GRADER_ERROR, policy_asked=True).retries + 1):
             try:
                 sandbox = await self._backend.open(spec)
                 try:

@@ -14,6 +14,7 @@ from clawgym_env.cli._rollout_args import CommonRolloutArgs
 from clawgym_env.envs._face import grade_line
 from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.envs.service import RolloutService
+from clawgym_env.grading.base import JudgeUsage
 from clawgym_env.rollout import Rollout
 
 
@@ -77,7 +78,9 @@ def report(rollout: Rollout, *, verbose: bool = False) -> str:
         lines += _section("answer", rollout.response)
         lines += _section(f"harness (exit code {rollout.harness_exit_code})", rollout.harness_output)
         lines += _section("error", rollout.error)
-        lines += _section("grader", rollout.grade.output if rollout.grade is not None else "")
+        if rollout.grade is not None:
+            lines += _section("grader", rollout.grade.output)
+            lines += _section("judge", _cost(rollout.grade.judge_usage))
     return "\n".join(lines)
 
 
@@ -86,6 +89,14 @@ def summary(rollouts: Sequence[Rollout]) -> str:
     graded = [rollout.reward for rollout in rollouts if rollout.graded]
     mean = f"mean reward {sum(graded) / len(graded):.3f}" if graded else "no grade"
     return f"{len(rollouts)} rollouts, {len(graded)} graded, {mean}"
+
+
+def _cost(usage: JudgeUsage) -> str:
+    """Return what the judge cost; empty where none was asked."""
+    if usage == JudgeUsage():
+        return ""
+    tokens = f"tokens {usage.prompt_tokens} prompt + {usage.completion_tokens} completion"
+    return f"calls {usage.calls}, answered before {usage.cached}, {tokens}"
 
 
 def _draws(service: RolloutService, args: RolloutArgs) -> Iterator[Draw]:

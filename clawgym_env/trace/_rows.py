@@ -6,6 +6,7 @@ how long the conversation already is. Pure but for the connection it is handed; 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -14,12 +15,12 @@ from typing import TypeAlias, Union
 import numpy as np
 
 from clawgym_env.engine.base import SamplingParams, VersionSpan
-from clawgym_env.grading.base import Grade
+from clawgym_env.grading.base import Grade, JudgeUsage
 from clawgym_env.rollout import Rollout, StopReason
 from clawgym_env.trace.calls import CallTiming, ModelCall
 from clawgym_env.trace.prefix_tree import PrefixTree
 
-SCHEMA_VERSION = "2"
+SCHEMA_VERSION = "3"
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -37,6 +38,7 @@ CREATE TABLE rollouts (
     id TEXT PRIMARY KEY, group_id TEXT NOT NULL, group_index INTEGER NOT NULL,
     task_id TEXT NOT NULL, harness TEXT NOT NULL, policy TEXT NOT NULL, seed INTEGER NOT NULL,
     stop_reason TEXT NOT NULL, exclusion TEXT, reward REAL, reward_components TEXT, grader_output TEXT,
+    judge_usage TEXT,
     instruction TEXT NOT NULL, response TEXT NOT NULL, error TEXT NOT NULL,
     harness_exit_code INTEGER, harness_output TEXT NOT NULL, timing TEXT NOT NULL,
     rewritten_calls INTEGER NOT NULL
@@ -112,7 +114,12 @@ def read_rollout(row: sqlite3.Row, calls: Sequence[ModelCall]) -> Rollout:
     """Return the rollout a row and its calls were written from."""
     grade = None
     if row["reward"] is not None:
-        grade = Grade(row["reward"], json.loads(row["reward_components"]), _text(row["grader_output"]))
+        grade = Grade(
+            row["reward"],
+            json.loads(row["reward_components"]),
+            _text(row["grader_output"]),
+            JudgeUsage(**json.loads(row["judge_usage"])),
+        )
     return Rollout(
         id=row["id"],
         task_id=_text(row["task_id"]),
@@ -150,6 +157,7 @@ def _rollout_row(rollout: Rollout) -> Row:
         "reward": None if grade is None else float(grade.reward),
         "reward_components": None if grade is None else json.dumps(dict(grade.components)),
         "grader_output": None if grade is None else _cell(grade.output),
+        "judge_usage": None if grade is None else json.dumps(dataclasses.asdict(grade.judge_usage)),
         "instruction": _cell(rollout.instruction),
         "response": _cell(rollout.response),
         "error": _cell(rollout.error),

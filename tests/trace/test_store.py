@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from clawgym_env.grading.base import Grade
+from clawgym_env.grading.base import Grade, JudgeUsage
 from clawgym_env.rollout import Rollout, StopReason
 from clawgym_env.spaces import TraceSpace
 from clawgym_env.trace.calls import ModelCall
@@ -41,7 +41,7 @@ def some_rollout(rollout_id: str = "1-000000/0", *, tree: PrefixTree | None = No
         seed=2**48 - 1,
         tree=some_tree() if tree is None else tree,
         stop_reason=StopReason.MAX_CALLS,
-        grade=Grade(1 / 3, {"exists": 1.0, "exact": 0.1 + 0.2}, "ok\n"),
+        grade=Grade(1 / 3, {"exists": 1.0, "exact": 0.1 + 0.2}, "ok\n", JudgeUsage(2, 1, 300, 40)),
         exclusion=None,
         instruction="write ä\ud800\x00 to a file",
         response="done ☃",
@@ -220,7 +220,7 @@ def test_what_is_no_store_is_named(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("UPDATE meta SET value = '0' WHERE name = 'schema_version'")
     connection.close()
-    with pytest.raises(StoreError, match="schema version 2"):
+    with pytest.raises(StoreError, match="schema version 3"):
         RolloutStore(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreError):
