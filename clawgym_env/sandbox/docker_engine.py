@@ -6,28 +6,24 @@ Methods block, and may be called from many threads. Invariant: whatever the engi
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-import docker
+from docker import DockerClient
 from docker.errors import APIError, DockerException, NotFound
+from docker.utils import kwargs_from_env, parse_host
 from requests.exceptions import RequestException
 
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox.docker_spec import DEADLINE, OWNER
 
-if TYPE_CHECKING:
-    from docker import DockerClient
-
 _TIMEOUT_S = 120
 _REMOVE_TIMEOUT_S = 60.0
-_CONNECTIONS = 32
-_LOCAL = "http+docker://"
-"""How the library writes the address of a unix socket."""
+_UNIX = "http+unix://"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +39,7 @@ class DockerEngine:
     """One engine.
 
     Args:
-        url: of its unix socket; None for what the library finds (`DOCKER_HOST`, the context in use, the usual place).
+        url: of its unix socket; None for `DOCKER_HOST`, else the usual place.
         max_starts: how many containers are started at once; more only wait for each other in the engine.
     """
 
@@ -101,19 +97,21 @@ class DockerEngine:
 
 
 def _connect(url: str | None) -> DockerClient:
+    address = str(parse_host(url or kwargs_from_env().get("base_url")))
+    path = address.removeprefix(_UNIX)
+    if path == address:
+        raise SandboxError(f"Expected an engine on this machine (unix://...), got {address}.")
     try:
-        if url is None:
-            client = docker.from_env(version="auto", timeout=_TIMEOUT_S, max_pool_size=_CONNECTIONS)
-        else:
-            client = docker.DockerClient(url, version="auto", timeout=_TIMEOUT_S, max_pool_size=_CONNECTIONS)
-    except (DockerException, RequestException) as error:
+        with socket.socket(socket.AF_UNIX) as probe:  # the library leaks the socket of a connection that fails
+            probe.connect(path)
+        client = DockerClient(address, version="auto", timeout=_TIMEOUT_S)
+    except (OSError, DockerException) as error:
         raise SandboxError(
-            f"Expected a Docker engine at {url or 'DOCKER_HOST or its usual socket'}, got: {error}. With root and apt "
-            "a private one starts with: export DOCKER_HOST=$(scripts/docker-up). Or use sandbox='local'."
+            f"Expected a Docker engine at {path}, got: {error}. With root and apt a private one starts with: "
+            "export DOCKER_HOST=$(scripts/docker-up). Or use sandbox='local'."
         ) from error
-    if not client.api.base_url.startswith(_LOCAL):
-        client.close()
-        raise SandboxError(f"Expected an engine on this machine (unix://...), got {url or client.api.base_url}.")
+    # The library keeps connections by a request's whole path (7.2): they are hoarded, and never used again.
+    client.api.headers["Connection"] = "close"
     return client
 
 

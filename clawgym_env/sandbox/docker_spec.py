@@ -1,7 +1,8 @@
 """A sandbox as the Docker engine's API wants it: what a container may do, see and use, in one place.
 
-Pure: it asks no engine. Podman's Docker API takes the same. Invariants: no network, no capability, no new privilege,
-no writable byte that is not bounded by `disk_mb`, and paths, names and environment as in every other sandbox.
+Pure: it asks no engine. Podman's Docker API takes the same. Invariants: no network, no capability, no new privilege;
+paths, names and environment as in every other sandbox; what can be written is bounded, but for an image that asks for a
+writable file system, whose files are, each.
 """
 
 from __future__ import annotations
