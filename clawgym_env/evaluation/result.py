@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from clawgym_env.evaluation.settings import EvaluationSettings
 from clawgym_env.evaluation.statistics import attempt_counts, bootstrap_interval, expected_best
+from clawgym_env.grading.base import JudgeUsage
 from clawgym_env.rollout import Rollout
 
 FULL_SCORE = 1.0 - 1e-9
@@ -41,8 +42,12 @@ class TaskResult(_Frozen):
     """Model calls."""
     prompt_tokens: tuple[int, ...]
     sampled_tokens: tuple[int, ...]
+    judge_calls: tuple[int, ...]
+    """Answered requests to the judge, those answered before left out."""
+    judge_tokens: tuple[int, ...]
+    """Prompts and replies of those requests."""
     seconds: tuple[float, ...]
-    """From opening the sandbox to the grade; the only numbers here that a repetition changes."""
+    """From opening the sandbox to the grade."""
     errors: tuple[str, ...]
     """Why there is no grade, or the harness's failure; mostly empty."""
     rollout_ids: tuple[str, ...]
@@ -123,18 +128,22 @@ def attempt_result(rollout: Rollout, *, category: str, harness: str) -> TaskResu
         harness: with its options.
     """
     grade, tree = rollout.grade, rollout.tree
+    usage = JudgeUsage() if grade is None else grade.judge_usage
+    components = {} if grade is None else {_writable(name): value for name, value in grade.components.items()}
     return TaskResult(
-        id=rollout.task_id,
-        category=category,
+        id=_writable(rollout.task_id),
+        category=_writable(category),
         harness=harness,
         scores=(None if grade is None else grade.reward,),
         stop_reasons=(rollout.stop_reason.value,),
-        components=({} if grade is None else dict(grade.components),),
+        components=(components,),
         calls=(len(tree),),
         prompt_tokens=(tree.num_prompt_tokens,),
         sampled_tokens=(tree.num_completion_tokens,),
+        judge_calls=(usage.calls,),
+        judge_tokens=(usage.prompt_tokens + usage.completion_tokens,),
         seconds=(rollout.timing.get("total", 0.0),),
-        errors=(rollout.error,),
+        errors=(_writable(rollout.error),),
         rollout_ids=(rollout.id,),
     )
 
@@ -177,6 +186,11 @@ def evaluation_result(
         tasks=tuple(tasks),
         settings=settings,
     )
+
+
+def _writable(text: str) -> str:
+    """Return text as UTF-8 can hold it: JSON may smuggle lone surrogates into tasks and graders' replies."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _summary(results: Sequence[TaskResult], *, as_zero: bool, attempts: int, seed: int) -> Summary:

@@ -7,6 +7,7 @@ folder were all run with the same settings, whoever was killed in between.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +41,7 @@ class EvaluationSettings(BaseModel):
     """As it was asked for: a folder, a name, or the name of a task set."""
     num_tasks: int
     tasks_digest: str
-    """Of ids, instructions, files, hidden files and graders."""
+    """Of everything that makes a task but its limits, the contents of its files included."""
     harnesses: tuple[str, ...]
     """With options, as in "claude-code?bare"."""
     harness_versions: tuple[str, ...]
@@ -65,7 +66,8 @@ def tasks_digest(tasks: Sequence[Task]) -> str:
     digest = hashlib.blake2b(digest_size=16)
     known: dict[Path, bytes] = {}
     for task in tasks:
-        _add(digest, task.model_dump_json(exclude={"files", "hidden_files", "limits"}).encode())
+        told = task.model_dump(mode="json", exclude={"files", "hidden_files", "limits"})
+        _add(digest, json.dumps(told, sort_keys=True).encode())
         for file in (*task.files, *task.hidden_files):
             content = known.get(file.source) if file.source is not None else None
             if content is None:

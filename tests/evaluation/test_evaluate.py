@@ -32,8 +32,8 @@ def score(task: Task, workspace: Path) -> float:
 
 
 def run(tasks: Any = TASKS, **options: Any) -> EvaluationResult:
-    options = {"harness": InProcessHarness(), "engine": ScriptedEngine(["apple oak stone"]), **options}
-    return evaluate(tasks, sandbox=FakeBackend(), grader=score, **options)
+    options = {"harness": InProcessHarness(), "engine": ScriptedEngine(["apple oak stone"]), "grader": score, **options}
+    return evaluate(tasks, sandbox=FakeBackend(), **options)
 
 
 class Worker:
@@ -232,12 +232,8 @@ def test_limits_by_name_leave_the_others_to_the_task() -> None:
         seen.append(task)
         return score(task, workspace)
 
-    task = Task(id="apple", instruction="Say apple", limits={"max_total_tokens": 77})
-    evaluate(
-        [task],
-        harness=InProcessHarness(),
-        engine=ScriptedEngine(["x"]),
-        sandbox=FakeBackend(),
+    run(
+        [Task(id="apple", instruction="Say apple", limits={"max_total_tokens": 77})],
         grader=grader,
         limits={"max_calls": 5},
     )
@@ -261,6 +257,13 @@ def test_a_task_that_needs_a_judge_is_refused_where_none_is_given() -> None:
             engine=ScriptedEngine(["x"]),
             sandbox=FakeBackend(),
         )
+
+
+def test_text_that_utf_8_cannot_hold_is_written_as_a_question_mark(tmp_path: Path) -> None:
+    task = Task(id="lone \ud800", instruction="Say \ud800", metadata={"category": "\udfff"})
+    result = run([task], engine=ScriptedEngine(["x"]), grader=lambda task, workspace: 0.5, out=tmp_path)
+    assert (result.tasks[0].id, result.tasks[0].category) == ("lone ?", "?")
+    assert EvaluationResult.model_validate_json((tmp_path / "results.json").read_bytes()) == result
 
 
 @pytest.mark.parametrize("wrong", [{"attempts": 0}, {"limit": 0}])

@@ -27,6 +27,8 @@ def task(name: str, *scores: float | None, category: str = "a", harness: str = "
         calls=(3,) * n,
         prompt_tokens=(100,) * n,
         sampled_tokens=(20,) * n,
+        judge_calls=(0,) * n,
+        judge_tokens=(0,) * n,
         seconds=(1.5,) * n,
         errors=tuple("no | room\nleft" if score is None else "" for score in scores),
         rollout_ids=tuple(f"{harness}/{name}/{index}" for index in range(n)),
