@@ -26,6 +26,7 @@ from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.rollout import Exclusion, FailureRule, Rollout, StopReason, failure_rule
 from clawgym_env.sandbox.base import Mount, Sandbox, SandboxBackend, SandboxSpec
 from clawgym_env.scratch import scratch_folder
+from clawgym_env.tasks.git_history import scrub_history
 from clawgym_env.tasks.task import Limits, McpServer, Task, Turn
 from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import PrefixTree
@@ -195,6 +196,8 @@ class Runner:
             for file in task.files:
                 data = await asyncio.to_thread(file.read) if file.source else file.read()
                 await sandbox.write_file(f"{task.workdir}/{file.path}", data, mode=0o755 if file.executable else 0o644)
+            if not task.keep_git_history:
+                await scrub_history(sandbox, task)
             session = self._proxy.open_session(
                 engine=served.engine,
                 sampling=served.sampling,

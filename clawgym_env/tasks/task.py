@@ -84,6 +84,8 @@ class Task(BaseModel):
     turns: tuple[Turn, ...] = ()
     """What the user says after it."""
     files: tuple[TaskFile, ...] = ()
+    keep_git_history: bool = False
+    """Whether a repository among the files keeps its past and its other branches; see `tasks.git_history`."""
     hidden_files: tuple[TaskFile, ...] = ()
     """Brought in by the grader, relative to the workspace (`reward/…` for ClawGym tasks)."""
     grading: Grading = Field(default=CommandGrading(), discriminator="kind")
