@@ -135,14 +135,18 @@ def test_install_all_says_what_it_does_and_goes_on_after_a_failure(
     )
 
 
-def test_tasks_check_counts_sound_tasks_and_names_the_broken_file(
+def test_tasks_check_counts_sound_tasks_and_names_every_broken_file(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["tasks", "check", str(folder / "tasks")]) == 0
     assert "3 tasks with 6 files" in capsys.readouterr().out
     (folder / "tasks" / "task_0001" / "data_entry.json").write_text("{")
-    assert cli.main(["tasks", "check", str(folder / "tasks")]) == 2
-    assert "task_0001" in capsys.readouterr().err
+    (folder / "tasks" / "task_0002" / "stray").touch()
+    assert cli.main(["tasks", "check", str(folder / "tasks")]) == 1
+    printed = capsys.readouterr().out
+    assert "1 tasks with 2 files" in printed
+    assert "task_0001/data_entry.json" in printed
+    assert "task_0002/stray" in printed
 
 
 def test_a_mistyped_command_line_exits_with_2() -> None:

@@ -10,6 +10,7 @@ from typing import Literal
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, Positional
 
 from clawgym_env.tasks.checking import SetCheck, check_tasks
@@ -76,8 +77,8 @@ def _play(tasks: TaskSet, args: TasksArgs, console: Console) -> bool:
         for proof in sorted(offenders, key=lambda proof: (proof.player, -(proof.score or 0.0), proof.task_id)):
             expected = f"<= {args.noop_limit:g}" if proof.player == "noop" else f">= {args.oracle_limit:g}"
             why = proof.error[-MAX_ERROR_CHARS:] if proof.score is None else f"expected {expected}"
-            table.add_row(proof.task_id, proof.player, _score(proof.score), why)
-        console.print(table, markup=False)
+            table.add_row(Text(proof.task_id), proof.player, _score(proof.score), Text(why))
+        console.print(table)
     return not offenders
 
 

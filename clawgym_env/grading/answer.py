@@ -188,7 +188,7 @@ def _words_overlap(truth: str, answer: str) -> bool:
 
 
 def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"[^\W\d_]+", text.casefold()))
+    return frozenset(re.findall(r"(?<!\w)[^\W\d_]+", text.casefold()))
 
 
 def _normal(text: str) -> str:

@@ -65,9 +65,11 @@ def load_each(folders: Iterable[Path], load: Callable[[Path], Task], on_error: O
 
 def explain(error: ValidationError) -> str:
     """Return every complaint of pydantic on one line."""
-    return "; ".join(
-        f"{'.'.join(map(str, detail['loc'])) or 'the whole'}: {detail['msg'].lower()}" for detail in error.errors()
-    )
+    complaints = []
+    for detail in error.errors():
+        place, message = ".".join(map(str, detail["loc"])) or "the whole", detail["msg"].removeprefix("Value error, ")
+        complaints.append(f"{place}: {message[:1].lower()}{message[1:]}")
+    return "; ".join(complaints)
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_FILE_BYTES) -> str:
