@@ -1,0 +1,31 @@
+"""Runs a PinchBench task's own checks inside the grader's sandbox; copied there beside them, never imported here.
+
+Prints the numbers that `grade(transcript, workspace_path)` returns as one JSON object. What the checks print goes to
+stderr, and an exception of theirs ends the process with its traceback.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from pathlib import Path
+
+
+def main() -> None:
+    """Call the checks on the current folder and the transcript of the payload."""
+    checks = Path(__file__).with_name("checks.py")
+    payload = json.loads(Path(os.environ["OPENCLAW_REWARD_PAYLOAD"]).read_text("utf-8"))
+    names: dict[str, object] = {"__name__": "checks", "__file__": str(checks)}
+    with contextlib.redirect_stdout(sys.stderr):
+        exec(compile(checks.read_text("utf-8"), str(checks), "exec"), names)
+        grade = names["grade"]
+        scores = grade(payload["transcript"], os.getcwd()) if callable(grade) else None
+    found = scores.items() if isinstance(scores, dict) else ()
+    numbers = {str(name): float(score) for name, score in found if isinstance(score, int | float)}
+    sys.stdout.write(json.dumps(numbers) + "\n")
+
+
+if __name__ == "__main__":
+    main()
