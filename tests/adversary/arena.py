@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -133,16 +133,18 @@ except OSError as error:
 """
 
 
-def attempt(backend: SandboxBackend, body: str, **spec: object) -> str:
-    """Run the body of a Python function as the agent; return "refused" for an OSError, else what it got.
+def attempts(backend: SandboxBackend, bodies: Mapping[str, str]) -> dict[str, str]:
+    """Run bodies of Python functions as the agent, each in a process of its own of one sandbox.
 
-    `call(number, …)` makes a system call.
+    `call(number, …)` makes a system call. Returns by name: "refused" for an OSError, else what the function got.
     """
-    indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
 
-    async def main(sandbox: Sandbox) -> str:
-        result = await sandbox.exec(["python3", "-c", ATTEMPT.format(body=indented)], timeout_s=30)
-        assert result.exit_code == 0, result
-        return result.stdout.decode().strip()
+    async def main(sandbox: Sandbox) -> dict[str, str]:
+        found = {}
+        for name, body in bodies.items():
+            indented = "\n".join(f"    {line}" for line in body.strip().splitlines())
+            result = await sandbox.exec(["python3", "-c", ATTEMPT.format(body=indented)], timeout_s=30)
+            found[name] = (result.stdout or result.stderr).decode().strip()
+        return found
 
-    return inside(backend, main, **spec)
+    return inside(backend, main)

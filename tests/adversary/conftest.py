@@ -9,7 +9,7 @@ from clawgym_env.sandbox.docker import DockerBackend
 from clawgym_env.sandbox.local import LocalBackend
 
 
-@pytest.fixture(params=["local", "docker"])
+@pytest.fixture(params=["local", "docker"], scope="session")
 def backend(request: pytest.FixtureRequest) -> SandboxBackend:
     if request.param == "docker":
         return DockerBackend(url=request.getfixturevalue("docker_host"))

@@ -70,13 +70,11 @@ def test_a_reward_file_written_beforehand_is_gone_before_the_grader_runs(backend
         assert found.stop_reason == "grader_error"
 
 
-@pytest.mark.parametrize(
-    "module", ["json", "csv", "re", "pathlib", "subprocess", "os", "encodings", "sitecustomize", "usercustomize"]
-)
-def test_modules_in_the_workspace_are_not_imported_by_the_grader(backend: SandboxBackend, module: str) -> None:
+def test_modules_in_the_workspace_are_not_imported_by_the_grader(backend: SandboxBackend) -> None:
     plant = f"""
-for f in {module}.py reward/{module}.py .local/{module}.py; do mkdir -p $(dirname $f); echo {WIN!r} > $f; done
-mkdir -p {module}_ && echo {WIN!r} > {module}_/__init__.py
+for module in csv encodings/__init__ json os pathlib re site sitecustomize subprocess usercustomize; do
+    for folder in . reward .local; do mkdir -p $(dirname $folder/$module); echo {WIN!r} > $folder/$module.py; done
+done
 """
     assert reward(backend, plant, PYTHON) == 0.0
 

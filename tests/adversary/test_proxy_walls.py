@@ -74,7 +74,7 @@ PYTHONPATH=/tmp python3 - "${1##*/}" <<'END'
 import sys
 from ask import ask
 key = sys.argv[1]
-for guess in ("", "x", "0", "admin", key[:-1], key + "x", key.upper(), key[::-1], "..", "%2e%2e", key + "%00", f"{key}%2f.."):
+for guess in ("", "x", "0", "admin", key[:-1], key + "x", key.upper(), key[::-1], "..", "%2e%2e", key + "%00"):
     print(ask(f"/r/{guess}/v1/chat/completions"))
 END
 """

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from arena import attempt, inside
+from arena import attempts, inside
 
 from clawgym_env.sandbox.base import Sandbox, SandboxBackend
 
@@ -54,11 +54,21 @@ REFUSED = {
 }
 
 
+@pytest.fixture(scope="module")
+def answers(backend: SandboxBackend) -> dict[str, str]:
+    """What every attempt came to, all in one sandbox: a container takes a second to start."""
+    return attempts(backend, REFUSED)
+
+
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers of system calls are this processor's")
 @pytest.mark.parametrize("name", REFUSED)
-def test_an_agent_is_refused(backend: SandboxBackend, name: str) -> None:
-    body = REFUSED[name]
-    assert attempt(backend, body) == "refused"
+def test_an_agent_is_refused(answers: dict[str, str], name: str) -> None:
+    assert answers[name] == "refused"
+
+
+def test_an_attempt_that_is_allowed_is_told_apart_from_a_refusal(backend: SandboxBackend) -> None:
+    harmless = {"read": "return open('/proc/self/comm').read()", "call": "return call(39) == os.getpid()"}
+    assert attempts(backend, harmless) == {"read": "got 'python3\\n'", "call": "got True"}
 
 
 def test_the_first_process_cannot_be_killed_or_stopped_from_inside(backend: SandboxBackend) -> None:
@@ -125,12 +135,12 @@ def test_no_interface_but_loopback_and_no_route_is_there(backend: SandboxBackend
     assert routes.splitlines()[1:] == []
 
 
-def test_the_engines_control_socket_is_not_inside(backend: SandboxBackend) -> None:
+def test_no_socket_of_the_engine_or_of_ours_is_inside(backend: SandboxBackend) -> None:
     async def body(sandbox: Sandbox) -> str:
-        found = await sandbox.exec(
-            ["sh", "-c", "find / -xdev -type s 2>/dev/null; ls /var/run/docker.sock /run/docker.sock 2>/dev/null"]
+        find = (
+            "find / -path /proc -prune -o -type s -print 2>/dev/null; ls -d /var/run/docker* /run/docker* 2>/dev/null"
         )
-        return found.stdout.decode()
+        return (await sandbox.exec(["sh", "-c", find])).stdout.decode()
 
     assert inside(backend, body).strip() == ""
 

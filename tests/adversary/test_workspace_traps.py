@@ -7,7 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
-from arena import CHECK, SECRET, reward, rollout, rollouts, task
+from arena import CHECK, reward, rollout, rollouts, task
 
 from clawgym_env.sandbox.base import SandboxBackend
 from clawgym_env.tasks.task import Task
@@ -76,10 +76,7 @@ END
 python3 daemon.py; while [ ! -e alive ]; do sleep 0.01; done
 (trap '' TERM HUP INT; while sleep 0.01; do [ -e reward ] && echo 42 > answer.txt; done) >/dev/null 2>&1 &
 """
-    slow = task(
-        b"sleep 0.5\n" + SECRET.replace(b"the hidden answer is 42", b"[ -e answer.txt ] && echo 1.0 || echo 0.0"),
-        name="check.sh",
-    )
+    slow = task(b"sleep 0.5\n[ -e answer.txt ] && echo 1.0 || echo 0.0\n", name="check.sh")
     found = rollout(backend, script, slow.model_copy(update={"grade_in": where}))
     assert found.grade is not None, found.error
     assert found.grade.reward == 0.0
@@ -87,7 +84,7 @@ python3 daemon.py; while [ ! -e alive ]; do sleep 0.01; done
 
 def test_an_agent_that_watches_for_the_grader_sees_nothing_before_its_end(backend: SandboxBackend) -> None:
     script = r"""
-find / -xdev \( -name '[e]xpected.txt' -o -name '[c]heck.py' -o -name 'clawgym-[g]rader' \) 2>/dev/null
+find / -path /proc -prune -o \( -name '[e]xpected.txt' -o -name '[c]heck.py' -o -name 'clawgym-[g]rader' \) 2>/dev/null
 env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -v grep
 """
     shown = rollout(backend, script, task()).harness_output
@@ -115,18 +112,19 @@ chmod 4755 fifo 2>/dev/null; ln -s loop loop; mkdir locked; touch locked/file; c
     assert reward(backend, kept, task(grade_in=where)) == 1.0
 
 
-def test_output_without_end_of_a_checked_program_is_cut_and_the_grade_stands(backend: SandboxBackend) -> None:
-    check = task(
-        b"timeout 1 bash program.sh | head -c 30000000 | wc -c; timeout 1 bash program.sh >&2; echo 0.0",
-        name="check.sh",
-    )
+def test_output_without_end_of_a_checked_program_earns_nothing(backend: SandboxBackend) -> None:
+    check = task(b"timeout 1 bash program.sh; echo 0.0", name="check.sh")
     found = rollout(backend, "echo 'yes 1.0' > program.sh", check)
+    assert found.grade is None, "a verdict that is not whole is none"
+    assert found.stop_reason == "grader_error"
+    assert len(found.error) < 10_000
+    to_stderr = task(b"timeout 1 bash program.sh >&2; echo 0.0", name="check.sh")
+    found = rollout(backend, "echo 'yes 1.0' > program.sh", to_stderr)
     assert found.grade is None or found.grade.reward == 0.0
-    assert len(found.error) < 100_000
 
 
 def test_a_fork_bomb_in_a_checked_program_ends_with_the_grading(backend: SandboxBackend) -> None:
-    check = task(b"timeout -k 1 2 python3 bomb.py; echo 0.0", name="check.sh", limits={"grader_s": 20})
+    check = task(b"timeout -k 1 2 python3 bomb.py; echo 0.0", name="check.sh")
     bomb = r"""
 cat > bomb.py <<'END'
 import os
@@ -136,7 +134,7 @@ while True:
     except OSError: pass
 END
 """
-    found = rollout(backend, bomb, task(check.hidden_files[0].read(), name="check.sh"))
+    found = rollout(backend, bomb, check)
     assert found.grade is None or found.grade.reward == 0.0
     assert reward(backend, "echo 42 > answer.txt", task()) == 1.0, "the machine works on"
 
@@ -151,7 +149,8 @@ for family, name in ((socket.AF_UNIX, "\\0{mark}"), (socket.AF_INET, ("127.0.0.1
     s = socket.socket(family); s.bind(name); s.listen()
 time.sleep(2)' & {leave}"""
     search = f"""
-sleep 1; find / -xdev -name '{mark}' 2>/dev/null; grep -l {mark} /proc/*/cmdline 2>/dev/null; grep {mark} /proc/net/unix
+sleep 1; find / -path /proc -prune -o -name '{mark}' -print 2>/dev/null
+grep -l {mark} /proc/*/cmdline 2>/dev/null; grep {mark} /proc/net/unix
 python3 -c '
 import socket
 for family, name in ((socket.AF_UNIX, "\\0{mark}"), (socket.AF_INET, ("127.0.0.1", 9999))):

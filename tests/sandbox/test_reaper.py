@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from clawgym_env.sandbox.limits import ControlGroups
 from clawgym_env.sandbox.local import LocalBackend
 from clawgym_env.sandbox.reaper import Leftover, reap
 from clawgym_env.scratch import PREFIX, make_scratch_folder
-from clawgym_env.testing import FakeBackend
+from clawgym_env.testing import FakeBackend, descendants, is_running
 
 needs_groups = pytest.mark.skipif(
     ControlGroups.find() is None, reason="no control groups are ours to make on this machine"
@@ -101,6 +102,19 @@ def test_what_this_process_owns_stays(folders: Path) -> None:
 
     asyncio.run(body())
     assert folder.exists()
+
+
+def test_a_local_sandbox_ends_after_its_lifetime_though_its_owner_lives() -> None:
+    async def body() -> None:
+        sandbox = await LocalBackend().open(SandboxSpec(lifetime_s=1.0))
+        try:
+            with pytest.raises(SandboxError):
+                await sandbox.exec(["sh", "-c", "(setsid sleep 1000 &); sleep 1000"])
+        finally:
+            await sandbox.close()
+
+    asyncio.run(body())
+    assert not [pid for pid in descendants(os.getpid()) if is_running(pid)]
 
 
 @needs_groups
