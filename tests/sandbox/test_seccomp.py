@@ -1,13 +1,15 @@
-"""The filter is run here by a small interpreter, for both processors; the contract tests try it on the real kernel."""
+"""The filter is run here by a small interpreter, for both processors; the contract tests try it on the real kernel,
+those of Docker the profile."""
 
 from __future__ import annotations
 
+import json
 import struct
 
 import pytest
 
 from clawgym_env.errors import SandboxError
-from clawgym_env.sandbox.seccomp import seccomp_filter
+from clawgym_env.sandbox.seccomp import docker_profile, seccomp_filter
 
 ALLOW, KILL, EPERM, ENOSYS, NO_FAMILY = 0x7FFF0000, 0x80000000, 0x50001, 0x50026, 0x50061
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
@@ -61,3 +63,34 @@ def test_a_foreign_architecture_is_killed_and_x32_refused() -> None:
 def test_an_unknown_processor_is_an_error() -> None:
     with pytest.raises(SandboxError, match="riscv64"):
         seccomp_filter("riscv64")
+
+
+def test_the_profile_for_docker_says_what_the_filter_says() -> None:
+    profile = json.loads(docker_profile())
+    assert profile["defaultAction"] == "SCMP_ACT_ALLOW"
+    unconditional = {
+        name: rule["errnoRet"] for rule in profile["syscalls"] if not rule["args"] for name in rule["names"]
+    }
+    assert {"ptrace", "mount", "unshare", "setns", "bpf", "io_uring_setup"} <= unconditional.keys()
+    assert "socket" not in unconditional
+    assert "clone" not in unconditional
+    assert unconditional.pop("clone3") == 38
+    assert set(unconditional.values()) == {1}
+
+    def judged(name: str, argument: int) -> int:
+        """Apply the rules to one call's first argument, as libseccomp does."""
+        rules = [rule for rule in profile["syscalls"] if rule["names"] == [name]]
+        fits = [
+            rule["errnoRet"]
+            for rule in rules
+            for test in rule["args"]
+            if test["op"] == "SCMP_CMP_MASKED_EQ" and argument & test["value"] == test["valueTwo"]
+        ]
+        return max(fits, default=0)
+
+    for argument in (1, 2, 10, 16, 38, 40, 40 | 7 << 32):
+        expected = verdict("x86_64", 41, argument)
+        assert judged("socket", argument) == (0 if expected == ALLOW else expected & 0xFFFF)
+    for argument in (0x01200011, *(1 << bit for bit in range(32))):
+        expected = verdict("x86_64", 56, argument)
+        assert judged("clone", argument) == (0 if expected == ALLOW else expected & 0xFFFF)
