@@ -59,7 +59,8 @@ async def grade_command(grading: CommandGrading, task: Task, sandbox: Sandbox, o
     """Bring in the hidden files, run the command in the workspace and read its score as `scores` says.
 
     The workspace's top-level folders that hold only hidden files (`reward/`) belong to the grader, and so do the task's
-    `folders` with a hidden file and every hidden file's own path: what the agent put there is removed first. The
+    `folders` with a hidden file and every hidden file's own path: what the agent put there is removed first. Inputs
+    that are `restored` are as the task gave them. The
     environment variable `OPENCLAW_REWARD_PAYLOAD` names a JSON file with the answer (`final_message`) and the
     `transcript`, as ClawGym's own runner does.
 
@@ -93,18 +94,21 @@ async def _bring_in(grading: CommandGrading, task: Task, sandbox: Sandbox, outco
     owned = sorted({path.parts[0] for path in inside if len(path.parts) > 1} - shared)
     emptied = sorted({_folder(path, task) for path in hidden if path.is_absolute()})
     beside = [path for path in inside if path.parts[0] not in owned]
-    parents = {parent for path in beside for parent in path.parents if parent.parts}
+    loaded = loaded_beside(beside)
+    restored = [file for file in task.files if file.restored or PurePosixPath(file.path) in loaded]
+    trusted = [*beside, *(PurePosixPath(file.path) for file in restored)]
+    parents = {parent for path in trusted for parent in path.parents if parent.parts}
     for folder in emptied:
         parents |= {folder, *folder.parents[:-1]}
     shallow_first = sorted(parents, key=lambda path: len(path.parts))
-    planted = loaded_beside(beside, (PurePosixPath(file.path) for file in task.files))
-    removed = [*_arguments(owned), *_arguments(beside), *_arguments(planted), *grading.reward_files, SIDE_FOLDER]
+    places = _arguments([*owned, *trusted, *sorted(loaded)])
+    removed = [*places, *grading.reward_files, SIDE_FOLDER]
     argv = [*_arguments(shallow_first), "--", *_arguments(emptied), "--", *removed]
     cleared = await sandbox.exec(["sh", "-c", _MAKE_ROOM, "sh", *argv])
     if cleared.exit_code != 0:
         raise OSError(f"their places could not be emptied: {cleared.stderr.decode(errors='replace').strip()}")
     workdir = PurePosixPath(sandbox.spec.workdir)
-    for file in task.hidden_files:
+    for file in (*restored, *task.hidden_files):
         data = await in_thread(file.read) if file.source else file.read()
         await sandbox.write_file(str(workdir / file.path), data, mode=0o755 if file.executable else 0o644)
     modules = {str((workdir / path).parent) for path in hidden if path.is_absolute() or path.parts[0] in owned}
@@ -119,7 +123,7 @@ async def _bring_in(grading: CommandGrading, task: Task, sandbox: Sandbox, outco
     await sandbox.write_file(f"{SIDE_FOLDER}/sitecustomize.py", hook.encode())
     await sandbox.write_file(f"{SIDE_FOLDER}/payload.json", json.dumps(payload).encode())
     # What was installed in the agent's own sandbox is what such a task asked for: hooks, say.
-    return guarded_environment(workdir, owned, hidden) if task.grade_in == "fresh" else {}
+    return guarded_environment(workdir, hidden) if task.grade_in == "fresh" else {}
 
 
 def _folder(path: PurePosixPath, task: Task) -> PurePosixPath:

@@ -16,6 +16,9 @@ from clawgym_env.grading.specs import ANCHORS, Criterion
 from clawgym_env.grading.verdict import key
 from clawgym_env.messages import Message, well_formed
 
+NAME_CHARS = 300
+NAMES_CHARS = 4_000
+"""Of all files that are only named."""
 MESSAGE_CHARS = 6_000
 CONVERSATION_CHARS = 120_000
 
@@ -53,8 +56,10 @@ def judge_prompt(
         instructions: what the user told the agent, turn by turn.
         conversation: None where the judge is not to see it.
     """
-    files = [well_formed(f"path: {json.dumps(file.path)}\n\n{file.text}") for file in evidence.files]
-    others = "\n".join(map(json.dumps, evidence.not_shown))
+    files = [
+        well_formed(f"path: {json.dumps(bounded(file.path, NAME_CHARS))}\n\n{file.text}") for file in evidence.files
+    ]
+    others = bounded("\n".join(map(json.dumps, evidence.not_shown)), NAMES_CHARS)
     talk = None if conversation is None else well_formed(bounded(_talk(conversation), CONVERSATION_CHARS))
     mark = hashlib.sha256(json.dumps([files, others, talk]).encode()).hexdigest()[:32]
     fence = functools.partial(_fence, mark)

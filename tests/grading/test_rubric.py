@@ -134,6 +134,15 @@ def test_the_mark_is_another_one_for_other_work_and_the_same_for_the_same() -> N
     assert marks[0] == marks[2] != marks[1]
 
 
+def test_a_prompt_is_bounded_however_much_the_agent_wrote() -> None:
+    endpoint = Endpoint([verdict(0, 0)])
+    files = {"/".join(["d" * 200] * 10 + [f"{i:03d}.txt"]): "x" * 20_000 for i in range(90)}
+    talk = Outcome("", tuple(Message("assistant", "y" * 10_000) for _ in range(100)))
+    grade(rubric_task(show_conversation=True), endpoint.judge(), files, talk)
+    assert 350_000 < len(endpoint.prompts[0]) < 400_000
+    assert "these are the names of the others" in endpoint.prompts[0]
+
+
 def test_a_criterion_whose_file_is_missing_scores_nothing_and_is_not_asked() -> None:
     endpoint = Endpoint([verdict(1)])
     gone = Criterion(name="gone", question="Is the report good?", file="report.md")
