@@ -88,7 +88,7 @@ def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
         return spec
     name, _, query = spec.partition("?")
     made = _resolve("harness", name, HARNESSES)
-    harness = made(**_options(name, made, query)) if query else made()
+    harness = made(**_options(f"harness {name!r}", made, query)) if query else made()
     if not isinstance(harness, HarnessAdapter):
         raise ClawGymError(f"Expected {name!r} to make a HarnessAdapter, got {type(harness).__name__}.")
     return harness
@@ -111,11 +111,16 @@ def bundled_server(name: str) -> BundledServer:
 
 
 def backend(spec: str | SandboxBackend) -> SandboxBackend:
-    """Return a sandbox backend by name, import path or as it is."""
+    """Return a sandbox backend by name, import path or as it is.
+
+    Options follow a question mark: `"docker?image=clawgym/pi:1.6.0"`, `"docker?runtime=runsc"`.
+    """
     if not isinstance(spec, str):
         return spec
-    made: SandboxBackend = _resolve("sandbox", spec, BACKENDS)()
-    return made
+    name, _, query = spec.partition("?")
+    made = _resolve("sandbox", name, BACKENDS)
+    opened: SandboxBackend = made(**_options(f"sandbox {name!r}", made, query)) if query else made()
+    return opened
 
 
 def engine(spec: str | Engine, cache: Path | None = None) -> Engine:
@@ -165,8 +170,8 @@ def _resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
     raise UnknownName(kind, name, table)
 
 
-def _options(name: str, made: Callable[..., object], query: str) -> dict[str, object]:
-    """Read the text behind the question mark as what the parameters of a harness are annotated to be.
+def _options(what: str, made: Callable[..., object], query: str) -> dict[str, object]:
+    """Read the text behind the question mark as what the parameters of `made` are annotated to be.
 
     Raises:
         ClawGymError: an unknown option, or a value that its parameter does not take.
@@ -178,7 +183,7 @@ def _options(name: str, made: Callable[..., object], query: str) -> dict[str, ob
     given = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(given.keys() - known):
         raise ClawGymError(
-            f"Expected options of harness {name!r} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
+            f"Expected options of {what} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
         )
     options = {}
     for key, text in given.items():
@@ -189,6 +194,6 @@ def _options(name: str, made: Callable[..., object], query: str) -> dict[str, ob
             options[key] = pydantic.TypeAdapter(checked).validate_python(listed or True)
         except pydantic.ValidationError as error:
             raise ClawGymError(
-                f"Expected option {key} of harness {name!r} to be {inspect.formatannotation(wanted)}, got {text!r}."
+                f"Expected option {key} of {what} to be {inspect.formatannotation(wanted)}, got {text!r}."
             ) from error
     return options

@@ -33,6 +33,14 @@ def test_an_unknown_option_lists_the_known_ones() -> None:
         registry.adapter("mini?colour=red")
 
 
+def test_a_sandbox_takes_options_too() -> None:
+    assert registry.backend("docker?image=clawgym/pi:1.6.0&max_starts=3").name == "docker"
+    with pytest.raises(ClawGymError, match=r"options of sandbox 'local' out of .*'use_cgroups'.*got image"):
+        registry.backend("local?image=clawgym/pi:1.6.0")
+    with pytest.raises(ClawGymError, match="option max_starts of sandbox 'docker' to be int, got 'many'"):
+        registry.backend("docker?max_starts=many")
+
+
 def test_an_unknown_name_names_the_nearest() -> None:
     with pytest.raises(UnknownName, match="Did you mean 'claude-code'"):
         registry.adapter("claudecode")

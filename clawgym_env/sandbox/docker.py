@@ -28,12 +28,13 @@ from clawgym_env.ownership import owner_alive, owner_tag
 from clawgym_env.sandbox import docker_spec
 from clawgym_env.sandbox.base import Capabilities, Image, SandboxSpec
 from clawgym_env.sandbox.boot import SOCKET_NAME
+from clawgym_env.sandbox.build_inputs import BuildInputs
 from clawgym_env.sandbox.limits import rlimits
+from clawgym_env.sandbox.seccomp import docker_profile
 from clawgym_env.sandbox.supervised import SupervisedSandbox
 from clawgym_env.sandbox.threads import in_thread
 
 if TYPE_CHECKING:
-    from clawgym_env.sandbox.build_inputs import BuildInputs
     from clawgym_env.sandbox.docker_engine import DockerEngine
     from clawgym_env.sandbox.images import ImageStore
 
@@ -49,7 +50,7 @@ class DockerBackend:
 
     Args:
         url: of the engine's socket (`unix:///run/podman/podman.sock`); None for `DOCKER_HOST`, else the usual place.
-        image: for tasks that bring none; None for this machine's own /usr.
+        image: for tasks that bring none, also by name; None for this machine's own /usr.
         runtime: of the engine (`runsc`, `kata`); None for its own choice.
         max_starts: how many containers are started at once.
         inputs: what builds of images need on this machine.
@@ -61,13 +62,13 @@ class DockerBackend:
         self,
         *,
         url: str | None = None,
-        image: Image | None = None,
+        image: Image | str | None = None,
         runtime: str | None = None,
         max_starts: int = 6,
         inputs: BuildInputs | None = None,
     ) -> None:
         self._url = url
-        self._image = image
+        self._image = Image(name=image) if isinstance(image, str) else image
         self._runtime = runtime
         self._max_starts = max_starts
         self._inputs = inputs
@@ -173,7 +174,12 @@ class DockerSandbox(SupervisedSandbox):
         self._environment = docker_spec.environment(self._spec, image)
         with _Door() as door:
             config = docker_spec.container_config(
-                self._spec, image, run=self._run_id, socket_folder=door.folder, runtime=self._runtime
+                self._spec,
+                image,
+                run=self._run_id,
+                socket_folder=door.folder,
+                seccomp=door.write(docker_profile()) if self._engine.is_podman else docker_profile(),
+                runtime=self._runtime,
             )
             self._engine.start(self.container, config, wanted=self._wanted)
             deadline = time.monotonic() + _FIRST_CONTACT_S
@@ -230,6 +236,12 @@ class _Door:
             return self._listener.accept()[0]
         except TimeoutError:
             return None
+
+    def write(self, text: str) -> str:
+        """Write a file that the engine finds, and no container; return its path."""
+        path = self._outer / "file"
+        path.write_text(text)
+        return str(path)
 
     def close(self) -> None:
         """Remove the socket and its folders; the container keeps an empty one in which nothing can be made."""
