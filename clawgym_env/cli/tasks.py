@@ -76,7 +76,7 @@ def _play(tasks: TaskSet, args: TasksArgs, console: Console) -> bool:
         table = Table("task", "player", "score", "why", title="offenders")
         for proof in sorted(offenders, key=lambda proof: (proof.player, -(proof.score or 0.0), proof.task_id)):
             expected = f"<= {args.noop_limit:g}" if proof.player == "noop" else f">= {args.oracle_limit:g}"
-            why = proof.error[-MAX_ERROR_CHARS:] if proof.score is None else f"expected {expected}"
+            why = f"expected {expected}. {proof.error[-MAX_ERROR_CHARS:]}".rstrip(". ")
             table.add_row(Text(proof.task_id), proof.player, _score(proof.score), Text(why))
         console.print(table)
     return not offenders

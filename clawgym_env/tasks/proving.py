@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from clawgym_env import registry
 from clawgym_env.grading.specs import HybridGrading, RubricGrading
+from clawgym_env.rollout import Rollout, StopReason
 from clawgym_env.sandbox.base import SandboxBackend
 from clawgym_env.tasks.task import SolutionStep, Task, TaskSet
 
@@ -31,7 +32,7 @@ class Proof:
     score: float | None
     """None where it was not graded."""
     error: str = ""
-    """Why not."""
+    """Why not, or what went wrong on the way."""
     skipped: bool = False
     """It could not be tried here, which is nobody's fault."""
 
@@ -71,16 +72,22 @@ def prove(
         RolloutService(tasks=tasks, harness="noop", policies=[silent], sandbox=backend, max_concurrency=jobs)
     ) as service:
         for rollout in service.as_completed(_requests(tasks, backend, silent, done)):
-            score = rollout.grade.reward if rollout.grade is not None else None
-            player: Player = "oracle" if rollout.harness == "oracle" else "noop"
-            error = rollout.error or (rollout.harness_output if score is None else "")
-            done(Proof(rollout.task_id, player, score, error or str(rollout.stop_reason)))
+            done(_proof(rollout))
     return proofs
 
 
 def num_proofs(tasks: TaskSet) -> int:
     """Return how many proofs `prove` gives."""
     return sum(1 if tasks.solution(task) is None else 2 for task in tasks)
+
+
+def _proof(rollout: Rollout) -> Proof:
+    player: Player = "oracle" if rollout.harness == "oracle" else "noop"
+    completed = rollout.stop_reason is StopReason.COMPLETED
+    error = "" if completed else f"{rollout.stop_reason}: {rollout.error} {rollout.harness_output}".rstrip()
+    # A workspace is graded after a failed command too; but doing nothing cannot fail, so its score would say nothing.
+    scored = rollout.graded and (completed or player == "oracle")
+    return Proof(rollout.task_id, player, rollout.reward if scored else None, error)
 
 
 def _requests(

@@ -2,12 +2,15 @@
 
 import pytest
 
-from clawgym_env import cli
+from clawgym_env import cli, registry
+from clawgym_env.errors import HarnessError
 from clawgym_env.grading.specs import AnswerGrading, CommandGrading, Criterion, HybridGrading, RubricGrading
-from clawgym_env.sandbox.base import Image
+from clawgym_env.harness import HarnessContext, HarnessExit
+from clawgym_env.sandbox.base import Image, Sandbox
 from clawgym_env.tasks import McpServer, SolutionStep, Task, TaskFile, TaskSet, Turn
 from clawgym_env.tasks.proving import Proof, num_proofs, prove
 from clawgym_env.testing import FakeBackend
+from harness_adapters.noop import NoopHarness
 
 CHECKER = CommandGrading(command=("sh", "reward/check.sh"))
 CHECK = b"if [ -f done.txt ]; then echo 1; else echo 0.05; fi\n"
@@ -70,6 +73,26 @@ def test_a_grader_that_fails_is_no_score() -> None:
     (proof,) = prove(TaskSet.of([broken]), sandbox=FakeBackend())
     assert (proof.score, proof.skipped) == (None, False)
     assert "exit code 3" in proof.error
+
+
+def test_a_solution_that_fails_says_how() -> None:
+    steps = (SolutionStep("bash", {"command": "echo no such tool >&2; exit 5"}),)
+    (_, proof) = sorted(prove(TaskSet.of([task("broken")], solve=lambda one: steps), sandbox=FakeBackend()), key=str)
+    assert (proof.player, proof.score) == ("oracle", 0.05)
+    assert "code 5" in proof.error
+    assert "no such tool" in proof.error
+
+
+class _Lost(NoopHarness):
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
+        raise HarnessError("Expected to do nothing, got lost.")
+
+
+def test_an_idle_player_that_fails_proves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "HARNESSES", {"noop": f"{__name__}:_Lost"})
+    (proof,) = prove(TaskSet.of([task("plain")]), sandbox=FakeBackend())
+    assert proof.score is None
+    assert "got lost" in proof.error
 
 
 SOUND = TaskSet.of([task("sound")], solve=lambda one: WRITE)
