@@ -60,9 +60,8 @@ async def grade_command(grading: CommandGrading, task: Task, sandbox: Sandbox, o
 
     The workspace's top-level folders that hold only hidden files (`reward/`) belong to the grader, and so do the task's
     `folders` with a hidden file and every hidden file's own path: what the agent put there is removed first. Inputs
-    that are `restored` are as the task gave them. The
-    environment variable `OPENCLAW_REWARD_PAYLOAD` names a JSON file with the answer (`final_message`) and the
-    `transcript`, as ClawGym's own runner does.
+    that are `restored` are as the task gave them. The environment variable `OPENCLAW_REWARD_PAYLOAD` names a JSON file
+    with the answer (`final_message`) and the `transcript`, as ClawGym's own runner does.
 
     Raises:
         GraderError: no usable score.
