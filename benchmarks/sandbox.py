@@ -1,112 +1,240 @@
-"""Cost of a local sandbox: open + close, 32 at once, one command. Prints a table and, last, one JSON line.
+"""Cost of a sandbox on each backend: one from open to the end of its last process, many at once, memory, one command.
 
-`python benchmarks/sandbox.py`. The bound it is compared with is bubblewrap itself running `true` with the same
-namespaces, without supervisor, seccomp filter, control groups or asyncio.
+`python benchmarks/sandbox.py [--backend local docker] [--rounds 20] [--json FILE]`. A cycle is what a rollout does:
+open, 20 workspace files in, the proxy's listener, one command, close, and /proc shows none of its processes any more.
+The bounds it is compared with are the bare tools running `true` with the same namespaces: no supervisor, no limits.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import resource
+import os
 import statistics
 import subprocess
+import tempfile
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Literal
 
 import tyro
 
-from clawgym_env.sandbox.base import SandboxSpec
+from clawgym_env.sandbox.base import WORKDIR, Sandbox, SandboxBackend, SandboxSpec
 from clawgym_env.sandbox.bubblewrap import find_bwrap
-from clawgym_env.sandbox.local import LocalBackend, LocalSandbox
+from clawgym_env.sandbox.docker import DockerBackend
+from clawgym_env.sandbox.local import LocalBackend
+
+FILES = 20
+PORT = 8080
+TARGETS_MS = {"local": 60.0, "docker": 900.0}
+"""Median cycle on two cores as root."""
+MAKE: dict[str, Callable[[], SandboxBackend]] = {"local": LocalBackend, "docker": DockerBackend}
 
 
 @dataclass(frozen=True)
 class Args:
     """What to measure."""
 
-    repeats: int = 30
-    """Samples of each figure."""
-    concurrency: int = 32
-    """Sandboxes open at once."""
+    backend: tuple[Literal["local", "docker"], ...] = ("local", "docker")
+    rounds: int = 20
+    """Samples of each median."""
+    at_once: tuple[int, ...] = (32, 100)
+    """Sandboxes open together."""
+    json: Path | None = None
+    """Where the figures go, too."""
 
 
-def cpu_s() -> float:
-    """CPU seconds of this process and its reaped children."""
-    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
+Figures = dict[str, float]
 
 
-async def timed(action: Callable[[], Awaitable[object]], repeats: int) -> tuple[float, float]:
-    """Return median wall and mean CPU milliseconds of an action."""
+class Table:
+    """Figures of one backend, printed as they come."""
+
+    def __init__(self, backend: str) -> None:
+        self.figures: Figures = {}
+        self._backend = backend
+
+    def add(self, name: str, value: float, note: str = "") -> None:
+        """Keep and print one figure; the unit is part of its name."""
+        self.figures[name] = round(value, 2)
+        print(f"{self._backend:7} {name:34} {value:9.1f}  {note}", flush=True)
+
+
+async def median_ms(action: Callable[[], Awaitable[object]], rounds: int) -> float:
+    """Return the median wall time of an action, the first run left out."""
+    await action()
     walls = []
-    before = cpu_s()
-    for _ in range(repeats):
+    for _ in range(rounds):
         start = time.perf_counter()
         await action()
         walls.append(time.perf_counter() - start)
-    return statistics.median(walls) * 1e3, (cpu_s() - before) / repeats * 1e3
+    return statistics.median(walls) * 1e3
 
 
-async def plain_bwrap() -> None:
-    """Run `true` in bare bubblewrap."""
-    args = [
-        find_bwrap(),
-        "--unshare-all",
-        "--die-with-parent",
-        "--ro-bind",
-        "/",
-        "/",
-        "--proc",
-        "/proc",
-        "--dev",
-        "/dev",
-    ]
-    await asyncio.to_thread(subprocess.run, [*args, "true"], check=True)
+async def pid_namespace(sandbox: Sandbox) -> str:
+    """Return the name that /proc gives the sandbox's pid namespace."""
+    return (await sandbox.exec(["readlink", "/proc/self/ns/pid"])).stdout.decode().strip()
 
 
-async def main(args: Args) -> None:
-    """Measure and print."""
-    backend, spec = LocalBackend(), SandboxSpec()
-    figures: dict[str, float] = {}
+def members(namespace: str) -> list[int]:
+    """Return the processes of a pid namespace."""
+    found = []
+    for name in os.listdir("/proc"):
+        if name.isdigit():
+            try:
+                if os.readlink(f"/proc/{name}/ns/pid") == namespace:
+                    found.append(int(name))
+            except OSError:
+                continue
+    return found
 
-    async def cycle() -> None:
-        await (await backend.open(spec)).close()
 
-    async def cycle_with_exec() -> None:
-        async with await backend.open(spec) as sandbox:
-            await sandbox.exec(["true"])
+def resident_mb(namespace: str) -> float:
+    """Return the proportional memory of a sandbox: its processes and those of its engine for it alone."""
+    pids = set(members(namespace))
+    for pid in list(pids):
+        while (pid := _parent(pid)) not in (0, 1, os.getpid()) and pid not in pids:
+            if b"containerd\0" in (command := _command(pid)) or b"dockerd\0" in command:
+                break
+            pids.add(pid)
+    return sum(_pss_kb(pid) for pid in pids) / 1024
 
-    async with await backend.open(spec) as sandbox:
+
+def _parent(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def _pss_kb(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+
+
+async def cycle(backend: SandboxBackend, workspace: Path) -> dict[str, float]:
+    """Do what a rollout does with a sandbox and return the milliseconds of each step."""
+    marks = [("", time.perf_counter())]
+    sandbox = await backend.open(SandboxSpec())
+    marks.append(("open", time.perf_counter()))
+    try:
+        await sandbox.copy_in(workspace, WORKDIR)
+        marks.append((f"{FILES} files in", time.perf_counter()))
+        listener = await sandbox.listen(PORT)
+        marks.append(("listen", time.perf_counter()))
+        namespace = await pid_namespace(sandbox)
+        marks.append(("exec", time.perf_counter()))
+        listener.close()
+    finally:
+        await sandbox.close()
+    while members(namespace):  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.001)
+    marks.append(("close until none is left", time.perf_counter()))
+    steps = {name: (at - before) * 1e3 for (_, before), (name, at) in pairwise(marks)}
+    return {"cycle": sum(steps.values()), **steps}
+
+
+async def many(backend: SandboxBackend, number: int, table: Table) -> None:
+    """Open many at once, run a command in each, close them at once."""
+    start = time.perf_counter()
+    opened = await asyncio.gather(*(backend.open(SandboxSpec()) for _ in range(number)), return_exceptions=True)
+    table.add(f"{number} at once: open s", time.perf_counter() - start)
+    sandboxes = [sandbox for sandbox in opened if not isinstance(sandbox, BaseException)]
+    failures = [error for error in opened if isinstance(error, BaseException)]
+    try:
+        start = time.perf_counter()
+        ran = await asyncio.gather(*(pid_namespace(sandbox) for sandbox in sandboxes), return_exceptions=True)
+        table.add(f"{number} at once: exec s", time.perf_counter() - start)
+        failures += [error for error in ran if isinstance(error, BaseException)]
+        namespaces = [namespace for namespace in ran if isinstance(namespace, str)]
+        table.add(
+            f"{number} at once: memory each MB", resident_mb(namespaces[0]), "PSS of one, engine's share included"
+        )
+    finally:
+        start = time.perf_counter()
+        closed = await asyncio.gather(*(sandbox.close() for sandbox in sandboxes), return_exceptions=True)
+        table.add(f"{number} at once: close s", time.perf_counter() - start)
+    failures += [error for error in closed if error is not None]
+    failures += [RuntimeError(f"{name} is not empty") for name in namespaces if members(name)]
+    table.add(f"{number} at once: failures", len(failures), "; ".join({str(error) for error in failures})[:200])
+
+
+async def bound(name: str) -> None:
+    """Run `true` with the backend's bare tool."""
+    if name == "local":
+        namespaces = ["--unshare-all", "--die-with-parent", "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev"]
+        await asyncio.to_thread(subprocess.run, [find_bwrap(), *namespaces, "true"], check=True)
+    else:
+        await asyncio.to_thread(_docker_run_true)
+
+
+def _docker_run_true() -> None:
+    import docker
+
+    client = docker.from_env()
+    try:
+        image = next(image for image in client.images.list() if image.tags)
+        usr = {"/usr": {"bind": "/usr", "mode": "ro"}}
+        client.containers.run(image.tags[0], ["/usr/bin/true"], network_mode="none", volumes=usr, remove=True)
+    finally:
+        client.close()
+
+
+async def measure(name: str, args: Args, workspace: Path) -> Figures:
+    """Measure one backend."""
+    table, backend = Table(name), MAKE[name]()
+    table.add("bound: bare tool runs true, ms", await median_ms(lambda: bound(name), args.rounds))
+    await cycle(backend, workspace)
+    rounds = [await cycle(backend, workspace) for _ in range(args.rounds)]
+    for step in rounds[0]:
+        values = [one[step] for one in rounds]
+        note = f"target {TARGETS_MS[name]:.0f}, fastest {min(values):.1f}" if step == "cycle" else ""
+        table.add(f"{step}, median ms", statistics.median(values), note)
+    sandbox = await backend.open(SandboxSpec())
+    try:
         actions: dict[str, Callable[[], Awaitable[object]]] = {
-            "bwrap true (bound)": plain_bwrap,
-            "open+close": cycle,
-            "open+exec+close": cycle_with_exec,
             "exec true": lambda: sandbox.exec(["true"]),
-            "exec sh -c true": lambda: sandbox.exec(["sh", "-c", "true"]),
             "write_file 1 kB": lambda: sandbox.write_file("file", bytes(1000)),
             "read_file 1 kB": lambda: sandbox.read_file("file"),
         }
-        for name, action in actions.items():
-            await action()
-            wall, cpu = await timed(action, args.repeats)
-            figures[f"{name} ms"], figures[f"{name} cpu ms"] = wall, cpu
-            print(f"{name:22} {wall:8.1f} ms  {cpu:8.1f} ms CPU")
+        for action_name, action in actions.items():
+            table.add(f"{action_name}, median ms", await median_ms(action, args.rounds))
+    finally:
+        await sandbox.close()
+    for number in args.at_once:
+        await many(backend, number, table)
+    return table.figures
 
-    start, before = time.perf_counter(), cpu_s()
-    sandboxes: list[LocalSandbox] = await asyncio.gather(*(backend.open(spec) for _ in range(args.concurrency)))
-    opened = time.perf_counter()
-    await asyncio.gather(*(sandbox.exec(["true"]) for sandbox in sandboxes))
-    ran = time.perf_counter()
-    await asyncio.gather(*(sandbox.close() for sandbox in sandboxes))
-    closed = time.perf_counter()
-    spans = {"open": opened - start, "exec": ran - opened, "close": closed - ran}
-    for name, seconds in spans.items():
-        figures[f"{args.concurrency} at once, {name} ms"] = seconds * 1e3
-        print(f"{args.concurrency} at once, {name:10} {seconds * 1e3:8.1f} ms")
-    figures[f"{args.concurrency} at once, cpu ms each"] = (cpu_s() - before) / args.concurrency * 1e3
-    print(json.dumps({name: round(value, 2) for name, value in figures.items()}))
+
+def fill(workspace: Path) -> None:
+    """Write the files of a task."""
+    for index in range(FILES):
+        (workspace / f"file-{index}.txt").write_text(f"line {index}\n" * 100)
+
+
+async def main(args: Args) -> None:
+    """Measure and print; the load average before and after tells how quiet the machine was."""
+    load_before = os.getloadavg()[0]
+    with tempfile.TemporaryDirectory() as folder:
+        fill(Path(folder))
+        figures: dict[str, Figures] = {name: await measure(name, args, Path(folder)) for name in args.backend}
+    figures["load average"] = {"before": load_before, "after": os.getloadavg()[0]}
+    print(f"load average {load_before:.1f} before, {os.getloadavg()[0]:.1f} after, {os.cpu_count()} processors")
+    if args.json is not None:
+        args.json.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ class Sandbox(Protocol):
         Args:
             argv: the program is searched in the sandbox's PATH.
             env: added to the sandbox's environment (HOME, PATH, LANG and the spec's `env`).
-            cwd: defaults to the spec's `workdir`.
+            cwd: defaults to the spec's `workdir`, and is relative to it.
         """
 
     async def read_file(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:

@@ -31,6 +31,7 @@ from clawgym_env.sandbox.completion import finished
 from clawgym_env.sandbox.pipes import InputPipe, OutputPipe
 from clawgym_env.sandbox.supervisor import NOT_FOUND, NOT_STARTED
 from clawgym_env.sandbox.threads import in_thread
+from clawgym_env.scratch import make_scratch_folder
 
 _logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class FakeSandbox:
     def __init__(self, spec: SandboxSpec, on_close: Callable[[FakeSandbox], None]) -> None:
         self._spec = spec
         self._on_close = on_close
-        self._root = os.path.realpath(tempfile.mkdtemp(prefix="clawgym-fake-"))
+        self._root = os.path.realpath(make_scratch_folder("fake"))
         self._environment = {**base_environment(sys.executable), "HOME": self._root + HOME, **spec.env}
         self._commands = itertools.count()
         self._lingering: set[OutputPipe] = set()
@@ -245,7 +246,7 @@ class FakeBackend:
         return sandbox
 
     async def reap(self, *, dry_run: bool = False) -> Sequence[str]:
-        """Remove nothing: a fake is for one process, whose end nobody promises to clean up after."""
+        """Remove nothing: the folders of dead processes are scratch folders, which the reaper sweeps."""
         return []
 
 

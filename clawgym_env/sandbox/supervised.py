@@ -81,7 +81,7 @@ class SupervisedSandbox(ABC):
     ) -> ExecResult:
         """Run a command to its end; see `Sandbox.exec`. Daemons that it leaves go on running."""
         environment = {**self._environment, **(env or {})}
-        job: Job = ("exec", (list(argv), environment, cwd or self._spec.workdir))
+        job: Job = ("exec", (list(argv), environment, self._resolve(cwd or self._spec.workdir)))
         return await self._run(job, stdin=stdin, timeout_s=timeout_s, max_output=max_output)
 
     async def read_file(self, path: str, *, max_bytes: int = 64 << 20) -> bytes:
