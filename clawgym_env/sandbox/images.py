@@ -11,13 +11,13 @@ import logging
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from docker import DockerClient
-from docker.errors import DockerException, ImageNotFound
+from docker.errors import APIError, DockerException, ImageNotFound
 from docker.utils.build import exclude_paths
 from requests import RequestException
 
@@ -117,14 +117,17 @@ class ImageStore:
         labels: Mapping[str, str] | None = None,
         arguments: Mapping[str, str] | None = None,
     ) -> None:
-        """Build an image from an archive with a `Dockerfile` at its top.
+        """Build an image from an archive with a `Dockerfile` at its top; an older one of that name goes.
+
+        A Dockerfile is trusted like any installer: it runs as root and, in an engine without a bridge, on the network
+        of this machine.
 
         Raises:
             SandboxError: with the end of the builder's output.
         """
         _logger.info("Building image %s.", tag)
         said: list[str] = []
-        with _engine_errors():
+        with _engine_errors(), self._replacing(tag):
             events = self._client.api.build(
                 fileobj=context,
                 custom_context=True,
@@ -153,11 +156,11 @@ class ImageStore:
 
     def import_archive(self, archive: IO[bytes], tag: str, *, labels: Mapping[str, str] | None = None) -> None:
         """Make an image of one layer out of the archive of a file system."""
-        repository, _, version = tag.rpartition(":")
         changes = [f"LABEL {name}={value}" for name, value in (labels or {}).items()]
         with _engine_errors():
             # Despite its name it takes a file as well; the one for streams declares chunks that it then does not send.
-            said = self._client.api.import_image_from_data(archive, repository=repository, tag=version, changes=changes)
+            # Podman (4.3) forgets a tag that is given apart from its name.
+            said = self._client.api.import_image_from_data(archive, repository=tag, changes=changes)
         if '"error"' in str(said):
             raise SandboxError(f"Expected the Docker engine to make {tag} of an archive, got: {said}")
 
@@ -209,6 +212,15 @@ class ImageStore:
                     "docker load, docker import, or an image of ours: clawgym image build base"
                 ) from error
         return name
+
+    @contextmanager
+    def _replacing(self, tag: str) -> Iterator[None]:
+        """Remove what a tag named before and no longer does, unless it is in use."""
+        before = self._client.images.get(tag).id if self.has(tag) else None
+        yield
+        if before is not None and before != self._client.images.get(tag).id:
+            with suppress(APIError):
+                self._client.images.remove(str(before))
 
     def _lacks_bridge(self) -> bool:
         """Whether containers of this engine have no network but the host's; see `scripts/docker-up`."""

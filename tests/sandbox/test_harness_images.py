@@ -29,6 +29,12 @@ def store(docker_host: str) -> Iterator[ImageStore]:
     client.close()
 
 
+def folder_image(store: ImageStore, folder: Path) -> str:
+    """Return the tag of an image with next to nothing in it."""
+    (folder / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
+    return store.resolve(Image(build=folder)).tag
+
+
 def in_image(docker_host: str, tag: str, spec: SandboxSpec, script: str) -> list[str]:
     """Return the lines that a script prints in a sandbox of an image."""
 
@@ -62,6 +68,19 @@ def test_a_second_harness_joins_the_first(store: ImageStore, tmp_path: Path) -> 
     assert store.resolve(Image(name=both)).holds == {mini.agent, other.agent}
 
 
+def test_a_new_build_leaves_no_nameless_older_one(docker_host: str, tmp_path: Path) -> None:
+    client = docker.DockerClient(docker_host)
+    store, mini = ImageStore(client), MiniHarness()
+    mini.version = "again"
+    old = client.images.get(harness_images.build_harness(store, mini, cache=tmp_path))
+    base = folder_image(store, tmp_path)
+    new = client.images.get(harness_images.build_harness(store, mini, cache=tmp_path, base=base))
+    assert old.id != new.id
+    with pytest.raises(docker.errors.ImageNotFound):
+        client.images.get(old.id)
+    client.close()
+
+
 def test_what_has_no_files_or_is_not_installed_makes_no_image(store: ImageStore, tmp_path: Path) -> None:
     with pytest.raises(SandboxError, match="'noop': it runs in any image"):
         harness_images.build_harness(store, NoopHarness(), cache=tmp_path)
@@ -85,7 +104,7 @@ def test_the_command_builds_and_lists(
     docker_host: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("DOCKER_HOST", docker_host)
-    (tmp_path / "Dockerfile").write_text("FROM scratch\nCOPY Dockerfile /\n")
+    (tmp_path / "Dockerfile").write_text(f"# {tmp_path}\nFROM scratch\nCOPY Dockerfile /\n")
     assert cli.main(["image", "build", "mini"]) == 0
     assert cli.main(["image", "build", str(tmp_path)]) == 0
     *_, mini, _, folder = capsys.readouterr().out.splitlines()
