@@ -41,6 +41,8 @@ class TaskFile(BaseModel):
     data: bytes | None = None
     source: Path | None = None
     executable: bool = False
+    restored: bool = False
+    """An input that a checker trusts: whatever the agent did to it, the grader finds it as it was given."""
 
     def read(self) -> bytes:
         """Return the file's bytes."""

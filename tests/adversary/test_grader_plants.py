@@ -156,6 +156,21 @@ END
     assert reward(backend, plant, graded) == 0.0
 
 
+def test_an_input_that_the_checker_trusts_is_as_it_was_given(backend: SandboxBackend) -> None:
+    given = task(
+        b"cmp -s data/in.txt answer.txt && [ ! -L data/in.txt ] && [ ! -L data ] && echo 1.0 || echo 0.0",
+        name="check.sh",
+        files=(TaskFile(path="data/in.txt", data=b"given", restored=True),),
+    )
+    assert reward(backend, "cp data/in.txt answer.txt; rm data/in.txt", given) == 1.0
+    for plant in (
+        "echo x > data/in.txt",
+        "ln -sf ../answer.txt data/in.txt",
+        "mv data d; mkdir e; ln -s e data; cp a* e/in.txt",
+    ):
+        assert reward(backend, f"echo x > answer.txt; {plant}", given) == 0.0
+
+
 def test_what_the_grader_keeps_outside_the_workspace_is_not_the_agents(backend: SandboxBackend) -> None:
     plant = f"""
 mkdir -p /tmp/clawgym-grader/encodings && for m in json csv re sitecustomize encodings/__init__; do
