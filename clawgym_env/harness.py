@@ -43,6 +43,8 @@ class HarnessContext:
     """Counts the sessions of this sandbox; in each of them the harness remembers nothing of the others."""
     resume: bool = False
     """Go on with this session, which the last `run` left; only for an adapter with `supports_resume`."""
+    resumable: bool = False
+    """Some `run` of this sandbox is to go on with a session; the same for all of them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -326,6 +326,7 @@ async def _converse(
     Raises:
         HarnessError: a later turn reached no model, whatever the exit code says.
     """
+    context = dataclasses.replace(context, resumable=any(not turn.new_session for turn in turns))
     exit = await adapter.run(sandbox, context)
     progress.keep_output(exit)
     for number, turn in enumerate(turns, start=2):

@@ -1,8 +1,7 @@
 """Adapter of OpenClaw (npm `openclaw`), run as one isolated `agent exec`, on the responses dialect or on another.
 
-It starts slowly (18 to 85 s) and wants 1.4 GB. On responses history is append-only. On chat and messages every request
-ends with a message that the next one does not contain; `transient_suffix` says so, and the prefix tree branches its
-tokens there while the lineage goes on.
+It starts slowly (18 to 85 s) and wants 1.4 GB. On responses history is append-only while it works on one message; on
+chat and messages every request ends with a message that the next one lacks, as `transient_suffix` says.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json, Message
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.trace.calls import CallKind
-from harness_adapters.launch import HOME
+from harness_adapters.launch import HOME, session_id
 from harness_adapters.npm import NpmProduct
 from harness_adapters.product import InstalledHarness
 
@@ -49,6 +48,7 @@ class OpenClawHarness(InstalledHarness):
     name = PRODUCT.name
     version = PRODUCT.version
     supports_mcp = True
+    supports_resume = True
     memory_mb = 3072
 
     def __init__(self, *, api: Dialect = "responses") -> None:
@@ -63,10 +63,12 @@ class OpenClawHarness(InstalledHarness):
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         await sandbox.write_file(CONFIG, json.dumps(config(context, self.dialect)).encode())
-        argv = [*PRODUCT.argv, "agent", "exec", "--message-file", "-", "--config", CONFIG, "--cwd", context.workdir]
+        isolated = ["exec", "--message-file", "-", "--config", CONFIG, "--cwd", context.workdir]  # keeps no session
+        lasting = ["--local", "--message-file", "/dev/stdin", "--agent", "main", "--session-id"]
+        argv = [*PRODUCT.argv, "agent", *([*lasting, session_id(context.session)] if context.resumable else isolated)]
         argv += ["--model", f"{PROVIDER}/{context.model}", "--json"]
         argv += ["--timeout", str(int(context.wall_clock_s) + TIMEOUT_MARGIN_S)]
-        env = {"OPENCLAW_STATE_DIR": STATE, "DO_NOT_TRACK": "1"}
+        env = {"OPENCLAW_STATE_DIR": STATE, "OPENCLAW_CONFIG_PATH": CONFIG, "DO_NOT_TRACK": "1"}
         done = await sandbox.exec(argv, env=env, cwd=context.workdir, stdin=context.instruction.encode())
         return HarnessExit(done.exit_code, done.stdout, done.stderr, final_answer(done.stdout), done.timed_out)
 
@@ -123,6 +125,8 @@ def config(context: HarnessContext, api: Dialect) -> dict[str, Json]:
     defaults: dict[str, Json] = {
         "model": {"primary": f"{PROVIDER}/{context.model}"},
         "compaction": {"keepRecentTokens": min(20_000, context.context_length // 3)},
+        "workspace": context.workdir,
+        "skipBootstrap": True,  # `agent --local` would fill the workspace with files about itself
     }
     return {
         "models": {"mode": "replace", "providers": {PROVIDER: provider}},
@@ -140,4 +144,7 @@ def final_answer(stdout: bytes) -> str:
         envelope = json.loads(stdout)
     except ValueError:
         return ""
-    return str(envelope.get("final") or "") if isinstance(envelope, dict) else ""
+    match envelope:
+        case {"final": str(text)} | {"meta": {"finalAssistantVisibleText": str(text)}}:
+            return text
+    return ""

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
 
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.engine.scripted import ScriptedEngine, ScriptedReply
-from clawgym_env.errors import GraderError, HarnessNotInstalled, SandboxError
-from clawgym_env.grading.base import Grade, Grader
+from clawgym_env.errors import GraderError, HarnessNotInstalled, HarnessUnsuitable, SandboxError
+from clawgym_env.grading.base import Grade, Grader, Outcome
 from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
 from clawgym_env.rollout import Rollout, StopReason
+from clawgym_env.runner import OUTPUT_LIMIT
 from clawgym_env.sandbox.base import Mount, Sandbox, SandboxSpec
-from clawgym_env.tasks import Limits, Task
+from clawgym_env.tasks import Limits, Task, Turn
 from clawgym_env.testing import Ask, FakeBackend, FakeSandbox, InProcessHarness
 
 Act = Callable[[Ask, Sandbox, HarnessContext], Awaitable[str]]
@@ -92,6 +93,7 @@ def run(
     engine: ScriptedEngine | None = None,
     limits: Limits | None = None,
     sampling: SamplingParams | None = None,
+    turns: Sequence[Turn] = (),
 ) -> Rollout:
     """Run one rollout and check that it left nothing open."""
     backend = backend or FakeBackend()
@@ -108,7 +110,12 @@ def run(
             "scripted", engine or ScriptedEngine(lambda prompt, turn: "hi"), sampling or SamplingParams()
         )
         request = RolloutRequest(
-            Task(id="t", instruction="Say hi."), harness or InProcessHarness(act), served, "group", 0, seed=1
+            Task(id="t", instruction="Say hi.", turns=tuple(turns)),
+            harness or InProcessHarness(act),
+            served,
+            "group",
+            0,
+            seed=1,
         )
         try:
             return (await pool.run([request]))[0]
@@ -323,6 +330,103 @@ def test_a_summary_alone_is_no_answer_to_the_task() -> None:
     rollout = run(compact_first)
     assert [call.kind for call in rollout.tree] == ["compaction"]
     assert (rollout.stop_reason, rollout.graded, rollout.id) == (StopReason.HARNESS_ERROR, False, "group/0~2")
+
+
+class Diary:
+    """A grader that keeps what it was told, and an agent that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.outcome = Outcome()
+        self.contexts: list[HarnessContext] = []
+
+    async def grade(self, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
+        self.outcome = outcome
+        return Grade(1.0)
+
+    async def repeat(self, ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        self.contexts.append(context)
+        return f"told: {await ask(context.instruction)}"
+
+
+MORE = Turn(text="And then?")
+AFRESH = Turn(text="Who am I?", new_session=True)
+
+
+def counting() -> ScriptedEngine:
+    """Return a policy that says which reply of the conversation this is."""
+    return ScriptedEngine(lambda prompt, turn: f"reply {turn}")
+
+
+def test_turns_are_one_conversation_until_a_new_session_begins() -> None:
+    diary = Diary()
+    rollout = run(diary.repeat, grader=diary, engine=counting(), turns=[MORE, AFRESH, MORE])
+    assert rollout.stop_reason is StopReason.COMPLETED
+    assert [call.lineage_parent for call in rollout.tree] == [None, 0, None, 2]
+    assert [trajectory.calls for trajectory in rollout.tree.trajectories()] == [(0, 1), (2, 3)]
+    assert [message.content for message in diary.outcome.conversation] == [
+        *("Say hi.", "reply 0", "And then?", "reply 1"),
+        *("Who am I?", "reply 0", "And then?", "reply 1"),
+    ]
+    assert rollout.response == diary.outcome.response == "told: reply 1"
+    assert [(it.session, it.resume) for it in diary.contexts] == [(0, False), (0, True), (1, False), (1, True)]
+    assert all(it.resumable for it in diary.contexts)
+
+
+def test_the_output_of_all_turns_is_kept_and_bounded() -> None:
+    async def talk(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        await ask(context.instruction)
+        return context.instruction + "x" * (OUTPUT_LIMIT // 2)
+
+    kept = run(talk, turns=[MORE]).harness_output
+    assert "Say hi." not in kept
+    assert kept.count("And then?") == 1
+    assert len(kept) == OUTPUT_LIMIT
+
+
+def test_the_first_turn_that_fails_is_the_last() -> None:
+    rollout = run(harness=CrashingHarness(ask_once), turns=[MORE, MORE])
+    assert (rollout.stop_reason, rollout.harness_exit_code, len(rollout.tree)) == (StopReason.HARNESS_ERROR, 3, 1)
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [(Limits(max_calls=2), StopReason.MAX_CALLS), (Limits(max_total_tokens=4), StopReason.TOKEN_BUDGET)],
+)
+def test_a_budget_is_for_all_turns_together(limits: Limits, reason: StopReason) -> None:
+    diary = Diary()
+    rollout = run(diary.repeat, grader=diary, limits=limits, turns=[MORE, MORE, MORE, MORE])
+    assert (rollout.stop_reason, len(rollout.tree), rollout.trainable) == (reason, 2, True)
+    assert rollout.response == ""
+    assert rollout.harness_output == "told: hi" * len(rollout.tree)
+
+
+def test_the_wall_clock_is_for_all_turns_together_and_ends_the_one_that_hangs() -> None:
+    async def hang_later(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        return await (hang if context.resume else ask_once)(ask, sandbox, context)
+
+    rollout = run(hang_later, limits=Limits(wall_clock_s=1.0), turns=[MORE, MORE])
+    assert (rollout.stop_reason, len(rollout.tree), rollout.trainable) == (StopReason.WALL_CLOCK, 2, True)
+
+
+def test_a_later_turn_that_reaches_no_model_is_the_harness_failure_whatever_its_exit_code() -> None:
+    async def forget(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        return "" if context.resume else await ask("hello")
+
+    rollout = run(forget, turns=[MORE])
+    assert (rollout.stop_reason, rollout.graded, len(rollout.tree)) == (StopReason.HARNESS_ERROR, True, 1)
+    assert "turn 2" in rollout.error
+
+
+def test_a_harness_that_cannot_go_on_is_refused_tasks_that_ask_for_it_and_takes_new_sessions() -> None:
+    class Forgetful(InProcessHarness):
+        supports_resume = False
+
+    backend = FakeBackend()
+    with pytest.raises(HarnessUnsuitable, match="go on with its session"):
+        run(harness=Forgetful(ask_once), backend=backend, turns=[MORE])
+    assert backend.most_alive == 0
+    rollout = run(harness=Forgetful(ask_once), turns=[AFRESH, AFRESH])
+    assert (rollout.stop_reason, len(rollout.tree)) == (StopReason.COMPLETED, 3)
 
 
 def test_the_pool_keeps_working_while_the_caller_does_and_never_runs_far_ahead() -> None:

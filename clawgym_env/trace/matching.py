@@ -105,6 +105,8 @@ class LineageIndex:
         """History up to and including a reply, to the calls that gave it."""
         self._by_prompt: dict[Digest, list[int]] = {}
         """History a call was asked with, to those calls."""
+        self._by_answers: dict[Digest, list[int]] = {}
+        """All replies of a conversation and nothing else, to the calls that gave the last of them."""
         self._by_tool_call: dict[str, int] = {}
         self._mute_opening: list[tuple[int, RequestView]] = []
         """The latest call that opened a conversation and got a reply without text or tool call; at most one."""
@@ -127,6 +129,7 @@ class LineageIndex:
         )
         self._calls.append(asked)
         self._by_prompt.setdefault(history, []).append(index)
+        self._by_answers.setdefault(asked.answers, []).append(index)
         # With the transient suffix as well: some stay after all (OpenClaw's does on the Responses API).
         for before in {history, view.transcript.histories[-1]}:
             self._by_history.setdefault(chain(before, reply), []).append(index)
@@ -206,6 +209,11 @@ class LineageIndex:
                 # Else of the last try, delivered or not: Qwen Code goes on from the part of a reply that arrived.
                 view.parent = named if merged else self._last_try(asked_alike, view)
                 view.drift = "reply_rewritten"
+                return at
+            same_answers = self._by_answers.get(view.transcript.answers[at + 1], ())
+            own = [index for index in same_answers if self._calls[index].role_hash == view.role_hash]
+            if own:
+                view.parent, view.drift = self._latest(own, view), "history_rewritten"
                 return at
         return -1
 

@@ -77,6 +77,8 @@ def test_mini_is_run_isolated_on_its_config(dialect: str, tmp_path: Path) -> Non
         "model": "policy",
         "max_tokens": 2048,
         "instruction": CONTEXT.instruction,
+        "session": "/root/.mini/session.json",
+        "resume": "",
     }
     assert done.response == "Done."
 
@@ -89,7 +91,10 @@ def test_mini_refuses_a_dialect_it_does_not_speak() -> None:
 def test_pi_is_pointed_at_the_proxy_and_gets_the_instruction_on_stdin() -> None:
     done, sandbox = play(PiHarness(), ExecResult(0, b"Done.\n", b""))
     (run,) = sandbox.execs
-    assert run.argv == (NODE, "/opt/clawgym/pi-1.6.0/program", "--print", "--provider", "clawgym", "--model", "policy")
+    assert run.argv == (
+        *(NODE, "/opt/clawgym/pi-1.6.0/program", "--print", "--provider", "clawgym", "--model", "policy"),
+        *("--session-id", "c1a76000-0000-4000-8000-000000000001"),
+    )
     assert run.env == {"PI_OFFLINE": "1", "PI_SKIP_VERSION_CHECK": "1", "PI_TELEMETRY": "0"}
     assert (run.cwd, run.stdin.decode()) == (WORKDIR, CONTEXT.instruction)
     (provider,) = json.loads(sandbox.files["/root/.pi/agent/models.json"])["providers"].values()

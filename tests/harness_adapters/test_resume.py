@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
+from fake_sandbox import CONTEXT, FakeSandbox
 
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.scripted import ScriptedEngine
@@ -55,6 +56,36 @@ def play(spec: str, *turns: Turn) -> tuple[Rollout, Outcome]:
     return rollout, grader.heard[0]
 
 
+FIRST, SECOND = (f"c1a76000-0000-4000-8000-00000000000{number}" for number in (1, 2))
+
+
+@pytest.mark.parametrize(
+    ("spec", "begun", "resumed"),
+    [
+        ("claude-code", ("--session-id", SECOND), ("--resume", SECOND)),
+        ("claude-code?version=2.0.76", ("--session-id", SECOND), ("--resume", SECOND)),
+        ("codex", ("exec", "--skip-git-repo-check"), ("exec", "resume", "--last", "--skip-git-repo-check")),
+        ("gemini-cli", ("--output-format", "json"), ("--output-format", "json", "--resume", "latest")),
+        ("opencode?title=false", ("--title", "Task"), ("--auto", "--continue")),
+        ("openclaw", ("agent", "--local"), ("--session-id", SECOND)),
+        ("pi", ("--session-id", SECOND), ("--session-id", SECOND)),
+        ("qwen-code", ("--session-id", SECOND), ("--resume", SECOND)),
+    ],
+)
+def test_a_session_is_named_when_it_begins_and_gone_on_with_by_that_name(
+    spec: str, begun: tuple[str, ...], resumed: tuple[str, ...]
+) -> None:
+    harness = adapter(spec)
+    assert harness.supports_resume
+    for resume, words in ((False, begun), (True, resumed)):
+        sandbox = FakeSandbox()
+        context = replace(CONTEXT, session=1, resume=resume, resumable=True)
+        asyncio.run(harness.run(sandbox, context))
+        argv = sandbox.execs[0].argv
+        assert words in [argv[at : at + len(words)] for at in range(len(argv))]
+        assert FIRST not in argv
+
+
 RESUMING = [
     "mini",
     "mini?dialect=messages",
@@ -63,6 +94,17 @@ RESUMING = [
         for spec in ("pi", "claude-code", "codex", "gemini-cli", "opencode?title=false", "qwen-code")
     ),
 ]
+
+
+@pytest.mark.harness
+def test_openclaw_goes_on_though_it_moves_its_own_context_behind_each_message() -> None:
+    rollout, outcome = play("openclaw", Turn(text="Say two."), Turn(text="Say three.", new_session=True))
+    tree = rollout.tree
+    assert [(call.kind, call.lineage_parent) for call in tree] == [("main", None), ("main", 0), ("main", None)]
+    assert tree[1].drift_reason == "history_rewritten"
+    assert tree.buckets()["trained"] == tree.num_completion_tokens
+    assert [m.content for m in outcome.conversation if m.role == "assistant"] == ["One.", "Two.", "Three."]
+    assert outcome.response == "Three."
 
 
 @pytest.mark.parametrize("spec", RESUMING)

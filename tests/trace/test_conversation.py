@@ -249,6 +249,28 @@ def test_openclaws_moved_context_is_no_part_of_what_was_said() -> None:
     ]
 
 
+def test_a_context_that_moves_behind_the_next_message_is_told_once_and_breaks_no_lineage() -> None:
+    wire = Wire(dialect=responses, adapter=OpenClawHarness())
+
+    def item(role: str, text: str) -> dict[str, object]:
+        kind = "output_text" if role == "assistant" else "input_text"
+        return {"type": "message", "role": role, "content": [{"type": kind, "text": text}]}
+
+    context = item("user", f"{TRANSIENT}\nActive exec sessions: none")
+    start = [item("developer", "You are OpenClaw."), item("user", "Say one.")]
+    first = wire.send({"model": "policy", "input": [*start, context]}, "One.")
+    history = [*start, item("assistant", first.text), item("user", "Say two.")]
+    second = wire.send({"model": "policy", "input": [*history, context]}, "Two.")
+    assert (second.call.lineage_parent, second.call.drift_reason) == (0, "history_rewritten")
+    assert [text for _, text in told(wire.agent)] == [
+        "Say one.",
+        f"{TRANSIENT}\nActive exec sessions: none",
+        "One.",
+        "Say two.",
+        "Two.",
+    ]
+
+
 def test_claudes_moving_cache_marks_and_reminders_do_not_double_a_message() -> None:
     wire = Wire(dialect=messages)
     first = wire.send(claude(said("user", [block("Write hi.", cached=True)])), "Sure.", [("Write", {"a": 1})])
