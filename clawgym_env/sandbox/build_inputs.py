@@ -52,7 +52,7 @@ def _with_authority(dockerfile: str) -> str:
     continued = False
     for line in dockerfile.splitlines():
         lines.append(line)
-        if not continued and line.split(maxsplit=1)[:1] in (["FROM"], ["from"]):
+        if not continued and line.upper().split(maxsplit=1)[:1] == ["FROM"]:
             lines += added
         continued = line.rstrip().endswith("\\")
     return "\n".join((*lines, ""))

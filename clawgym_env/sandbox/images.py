@@ -1,8 +1,8 @@
 """The file system that a container gets: the host's own /usr, an image by name, or one built from a folder.
 
 Asked by the Docker backend before it opens a sandbox. Works with and without a registry in reach: the default image is
-made on this machine in less than a second. Invariant: an image that is built here is named by a hash of what it is
-built from, so it is built once, and a change of a folder never meets an older build.
+made on this machine in less than a second. Invariant: an image that is made for a task is named by a hash of what it is
+made from, so it is made once, and a folder that changed never meets an older build.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from typing import IO
 from docker import DockerClient
 from docker.errors import APIError, DockerException, ImageNotFound
 from docker.utils.build import exclude_paths
-from requests import RequestException
 
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox import image_files, lent_python
@@ -101,13 +100,13 @@ class ImageStore:
         """Return the images of ours that the engine has, by name."""
         with _engine_errors():
             found = self._client.images.list(filters={"reference": f"{REPOSITORY}/*"})
-        made = [
-            MadeImage(tag, image.attrs["Size"], _holds(image.labels))
+        made = {
+            name: MadeImage(name, image.attrs["Size"], _holds(image.labels))
             for image in found
             for tag in image.tags
-            if tag.startswith(f"{REPOSITORY}/")
-        ]
-        return sorted(made, key=lambda image: image.tag)
+            if (name := tag.removeprefix("localhost/")).startswith(f"{REPOSITORY}/")  # Podman's way to say: from here
+        }
+        return [made[name] for name in sorted(made)]
 
     def build(
         self,
@@ -231,7 +230,7 @@ class ImageStore:
 def _engine_errors() -> Iterator[None]:
     try:
         yield
-    except (DockerException, RequestException) as error:
+    except (DockerException, OSError) as error:  # of a lost connection, or of a file that cannot be read
         raise SandboxError(f"Expected the Docker engine to find or make an image, got: {error}") from error
 
 
