@@ -65,7 +65,7 @@ class _TryAgain(Exception):
 
 
 class Judge:
-    """Asks one model at one endpoint. Holds no connection, so there is nothing to close.
+    """Asks one model at one endpoint, from one event loop. Holds no connection, so there is nothing to close.
 
     Args:
         url: up to and including `/v1`.
@@ -111,6 +111,7 @@ class Judge:
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._backoff_s = backoff_s
+        self._jitter = random.Random()
         self._under_way = asyncio.Semaphore(max_concurrency)
         self._cache = ReplyCache(cache)
         self._asked: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
@@ -189,7 +190,7 @@ class Judge:
                 except _TryAgain as failed:
                     problem, wait_s = str(failed), failed.wait_s
                 if wait_s is None:
-                    wait_s = self._backoff_s * 2.0**attempt * random.uniform(0.5, 1.0)
+                    wait_s = self._backoff_s * 2.0**attempt * self._jitter.uniform(0.5, 1.0)
                 if attempt < self._max_retries:
                     await asyncio.sleep(min(MAX_WAIT_S, wait_s))
         raise GraderError(

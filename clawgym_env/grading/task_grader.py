@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clawgym_env.errors import JudgeMissing
+from clawgym_env.grading.answer import score_answer
 from clawgym_env.grading.base import Grade, Grader, GraderLike, Outcome
 from clawgym_env.grading.command import grade_command
 from clawgym_env.grading.evidence import collect
@@ -20,6 +21,8 @@ from clawgym_env.sandbox.base import Sandbox
 
 if TYPE_CHECKING:
     from clawgym_env.tasks.task import Task
+
+MAX_ANSWER_BYTES = 1 << 20
 
 
 class TaskGrader:
@@ -61,12 +64,11 @@ class TaskGrader:
 
 
 async def _grade_answer(grading: AnswerGrading, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
-    from clawgym_env.grading.answer import score_answer
-
     given = outcome.response
     if grading.file is not None:
         try:
-            given = (await sandbox.read_file(f"{sandbox.spec.workdir}/{grading.file}")).decode(errors="replace")
+            path = f"{sandbox.spec.workdir}/{grading.file}"
+            given = (await sandbox.read_file(path, max_bytes=MAX_ANSWER_BYTES)).decode(errors="replace")
         except OSError as error:  # the agent's doing: no file, a folder in its place, one of gigabytes
             return Grade(0.0, {"answer": 0.0}, f"Expected an answer in {grading.file}, got: {error}")
     score = score_answer(grading.expected, given, tolerance=grading.tolerance)
