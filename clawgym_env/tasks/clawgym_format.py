@@ -40,8 +40,10 @@ STOCK_GRADING = CommandGrading(
     score="mean_of_json",
 )
 """The same mean with its parts; what is neither an object nor a number is an error here and 0 there."""
-ADDITIONS = ("limits", "memory_mb", "mcp_servers")
+ADDITIONS = ("turns", "limits", "memory_mb", "cpus", "disk_mb", "env", "mcp_servers")
 """What of a `Task` the format has no place for: we keep it in the metadata."""
+UNSAYABLE = ("grade_in", "workdir", "image", "folders", "mounts")
+"""What of a `Task` is always as by default in this format, since it names places of one machine or sandbox."""
 
 
 class DataEntry(BaseModel):
@@ -166,11 +168,13 @@ def _save_task(task: Task, folder: Path) -> None:
     paths = [file.path for file in task.hidden_files]
     if GRADE_SCRIPT not in paths or any(PurePosixPath(path).parts[0] != REWARD for path in paths):
         raise TaskError(f"Expected the hidden files of {task.id!r} in {REWARD}/, with {GRADE_SCRIPT}, got {paths}.")
-    if task.grading != _grading(task.hidden_files, task.metadata) or task.workdir != WORKDIR:
+    if task.grading != _grading(task.hidden_files, task.metadata):
         raise TaskError(
-            f"Expected a task graded by {' '.join(GRADING.command)} in {WORKDIR}, and by the rubric in its metadata, "
-            f"got {task.id!r} with {type(task.grading).__name__} in {task.workdir}."
+            f"Expected a task graded by {' '.join(GRADING.command)}, and by the rubric in its metadata, "
+            f"got {task.id!r} with {type(task.grading).__name__}."
         )
+    if odd := [name for name in UNSAYABLE if getattr(task, name) != Task.model_fields[name].default]:
+        raise TaskError(f"Expected nothing but a workspace and a checker, got {task.id!r} with {', '.join(odd)}.")
     metadata: dict[str, JsonValue] = dict(task.metadata)
     metadata |= task.model_dump(mode="json", include=set(ADDITIONS), exclude_defaults=True)
     entry: Mapping[str, JsonValue] = {

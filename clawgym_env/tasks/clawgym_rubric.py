@@ -5,6 +5,7 @@ Used by both of ClawGym's formats. Tolerant of the three names and the shapes fo
 
 from __future__ import annotations
 
+import glob
 import json
 from collections.abc import Mapping
 from typing import Any
@@ -86,7 +87,7 @@ def _rubric(value: Any) -> RubricGrading | None:
     names = [criterion.name for criterion in criteria]
     if len(set(names)) < len(names):
         raise TaskError(f"Expected rules with unique names, got {names}.")
-    files = [criterion.file for criterion in criteria if criterion.file is not None]
+    files = [glob.escape(criterion.file) for criterion in criteria if criterion.file is not None]
     return RubricGrading(criteria=criteria, files=tuple(dict.fromkeys(files)) if len(files) == len(criteria) else ())
 
 

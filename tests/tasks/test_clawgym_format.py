@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import TaskError
-from clawgym_env.grading.specs import CommandGrading
-from clawgym_env.sandbox.base import WORKDIR
-from clawgym_env.tasks import Limits, McpServer, Task, TaskFile, load_clawgym, save_clawgym
+from clawgym_env.grading.specs import CommandGrading, HybridGrading
+from clawgym_env.sandbox.base import WORKDIR, Image
+from clawgym_env.tasks import Limits, McpServer, Task, TaskFile, Turn, load_clawgym, save_clawgym
 from clawgym_env.tasks.bundled import bundled_tasks
 
 ENTRY = {"task_id": "task_0000", "user_query": "Do it.", "input_mount_dir": WORKDIR, "metadata": {"category": ""}}
@@ -185,15 +185,37 @@ def test_bundled_tasks_survive_being_written_and_loaded(tmp_path: Path) -> None:
         assert copy.model_copy(update=blank) == task.model_copy(update=blank)
 
 
-def test_limits_and_servers_are_kept_in_the_metadata(tmp_path: Path) -> None:
-    limits = Limits(max_calls=3)
-    task = load_clawgym(make_task(tmp_path / "a"))[0].model_copy(
-        update={"limits": limits, "memory_mb": 512, "mcp_servers": (DOCUMENTS,)}
-    )
+def test_limits_servers_and_turns_are_kept_in_the_metadata(tmp_path: Path) -> None:
+    additions: dict[str, object] = {
+        "limits": Limits(max_calls=3),
+        "memory_mb": 512,
+        "cpus": 1.5,
+        "disk_mb": 64,
+        "env": {"A": "b"},
+        "mcp_servers": (DOCUMENTS,),
+        "turns": (Turn(text="And then?", new_session=True),),
+    }
+    task = load_clawgym(make_task(tmp_path / "a"))[0].model_copy(update=additions)
     save_clawgym([task], tmp_path / "out")
     copy = load_clawgym(tmp_path / "out")[0]
-    assert (copy.limits, copy.memory_mb, copy.metadata) == (limits, 512, task.metadata)
-    assert copy.mcp_servers == (DOCUMENTS,)
+    assert {name: getattr(copy, name) for name in additions} == additions
+    assert copy.metadata == task.metadata
+
+
+RUBRIC = [{"name": "tone", "file_path": "out/[a].txt", "scores": {"0": "bad", "1": "good"}}]
+
+
+@pytest.mark.parametrize(("mode", "weight"), [(None, 0.7), ("code_and_rubric", 0.5)])
+def test_a_rubric_in_the_metadata_joins_the_checker(mode: str | None, weight: float, tmp_path: Path) -> None:
+    metadata = {"category": "x", "rubrics": RUBRIC, **({"validation_mode": mode} if mode else {})}
+    task = load_clawgym(make_task(tmp_path / "a", metadata=metadata))[0]
+    assert isinstance(task.grading, HybridGrading)
+    assert task.grading.automated == CommandGrading(command=("bash", "reward/reward.sh"))
+    assert task.grading.automated_weight == weight
+    assert task.grading.rubric.criteria[0].file == "out/[a].txt"
+    assert task.grading.rubric.files == ("out/[[]a].txt",)
+    save_clawgym([task], tmp_path / "out")
+    assert load_clawgym(tmp_path / "out")[0].grading == task.grading
 
 
 @pytest.mark.parametrize(
@@ -201,6 +223,8 @@ def test_limits_and_servers_are_kept_in_the_metadata(tmp_path: Path) -> None:
     [
         ({"grading": CommandGrading(command=("true",))}, "got 'task_0000' with CommandGrading"),
         ({"id": "../x"}, "got '../x'"),
+        ({"workdir": "/elsewhere"}, "got 'task_0000' with workdir"),
+        ({"image": Image(name="debian"), "grade_in": "same"}, "got 'task_0000' with grade_in, image"),
         ({"hidden_files": ()}, r"reward.sh, got \[\]"),
         ({"hidden_files": (TaskFile(path="check.py", data=b""),)}, "check.py"),
     ],
