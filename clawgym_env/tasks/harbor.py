@@ -7,6 +7,7 @@ that our sandboxes have not (several containers or steps, a GPU, a health check)
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import tomllib
@@ -111,6 +112,11 @@ class TaskToml(_Section):
         if isinstance(value, dict) and "version" in value:
             return {"schema_version": value["version"], **value}
         return value
+
+    @field_validator("metadata", mode="before")
+    @classmethod
+    def _dates_as_text(cls, value: Any) -> Any:
+        return json.loads(json.dumps(value, default=str))
 
     @field_validator("schema_version")
     @classmethod

@@ -21,6 +21,7 @@ OLD = """
 version = "1.0"
 [metadata]
 category = "files"
+created = 2026-03-01
 [agent]
 timeout_sec = 120.0
 [verifier]
@@ -85,7 +86,7 @@ def test_a_folder_of_the_old_schema_loads(tmp_path: Path) -> None:
     assert {"/tests", "/logs/verifier", "/logs/agent"} <= set(first.folders)
     assert (first.limits.wall_clock_s, first.limits.grader_s) == (120.0, 60.0)
     assert (first.memory_mb, first.disk_mb, first.cpus) == (4096, 10240, 1.0)
-    assert first.metadata == {"category": "files"}
+    assert first.metadata == {"category": "files", "created": "2026-03-01"}
 
 
 def test_a_task_of_the_new_schema_loads_alone(tmp_path: Path) -> None:
