@@ -148,7 +148,12 @@ class Control:
     def _deliver(self, kind: int, job_id: int, value: int, sender: int, fd: int | None) -> bool:
         """Hand a reply to who waits for it; False when nobody took the descriptor."""
         if kind == supervisor.READY and not self.ready.done():
-            self.ready.set_result(sender)
+            if value == 0:
+                self.ready.set_result(sender)
+            else:
+                fault = f"Expected the folders of the sandbox to be made, got: {os.strerror(value)}."
+                self.ready.set_exception(SandboxError(fault))
+                self.ready.exception()  # whoever waits sees it; nobody waiting is no error
         elif kind == supervisor.EXITED:
             exit_code = self._exits.pop(job_id, None)
             if exit_code is not None and not exit_code.done():

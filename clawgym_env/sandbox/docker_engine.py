@@ -6,6 +6,7 @@ Methods block, and may be called from many threads. Invariant: whatever the engi
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -21,8 +22,10 @@ from requests.exceptions import RequestException
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox.docker_spec import DEADLINE, OWNER
 
+_logger = logging.getLogger(__name__)
+
 _TIMEOUT_S = 120
-_REMOVE_TIMEOUT_S = 60.0
+_REMOVE_TIMEOUT_S = 30.0
 _UNIX = "http+unix://"
 
 
@@ -45,6 +48,9 @@ class DockerEngine:
 
     def __init__(self, url: str | None = None, *, max_starts: int = 6) -> None:
         self.client = _connect(url)
+        parts = self.client.version().get("Components", ())
+        self.is_podman = any("podman" in part["Name"].lower() for part in parts)
+        """It takes the path of a seccomp profile where Docker takes its text (4.3)."""
         self._starts = threading.BoundedSemaphore(max_starts)
 
     def close(self) -> None:
@@ -73,16 +79,17 @@ class DockerEngine:
         """
         deadline = time.monotonic() + _REMOVE_TIMEOUT_S
         with _errors(f"remove {name}"):
-            while time.monotonic() < deadline:
+            while True:
                 try:
                     self.client.api.remove_container(name, v=True, force=True)
                 except NotFound:
                     return
                 except APIError as error:
-                    if error.status_code != 409:  # the engine is removing it already
+                    # Of one that ends at this moment Docker says 409 and Podman 500: it is not gone yet.
+                    if time.monotonic() > deadline:
                         raise
+                    _logger.debug("Asking again: %s", error)
                 time.sleep(0.01)
-        raise SandboxError(f"Expected {name} to be removed within {_REMOVE_TIMEOUT_S:.0f} s, got it still there.")
 
     def containers(self) -> list[Container]:
         """Return the containers with our labels, in whatever state they are."""

@@ -17,7 +17,6 @@ from clawgym_env.sandbox.base import Mount, SandboxSpec
 from clawgym_env.sandbox.boot import SOCKET_FOLDER, supervisor_command, supervisor_files
 from clawgym_env.sandbox.bubblewrap import HOME, HOSTNAME, absolute, base_environment, is_under, mount_source
 from clawgym_env.sandbox.limits import OVERHEAD_PROCESSES
-from clawgym_env.sandbox.seccomp import docker_profile
 
 if TYPE_CHECKING:
     from clawgym_env.sandbox.images import ResolvedImage
@@ -40,12 +39,19 @@ def environment(spec: SandboxSpec, image: ResolvedImage) -> dict[str, str]:
 
 
 def container_config(
-    spec: SandboxSpec, image: ResolvedImage, *, run: str, socket_folder: Path, runtime: str | None = None
+    spec: SandboxSpec,
+    image: ResolvedImage,
+    *,
+    run: str,
+    socket_folder: Path,
+    seccomp: str,
+    runtime: str | None = None,
 ) -> dict[str, object]:
     """Return the body of the request that creates a container.
 
     Args:
         socket_folder: on this machine, with the socket that the supervisor opens.
+        seccomp: the profile of system calls, or the path of its file, whichever the engine takes.
         runtime: of the engine (`runsc`); None for its own choice.
 
     Raises:
@@ -60,7 +66,7 @@ def container_config(
     host = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
-        "SecurityOpt": ["no-new-privileges:true", f"seccomp={docker_profile()}"],
+        "SecurityOpt": ["no-new-privileges:true", f"seccomp={seccomp}"],
         "ReadonlyRootfs": not writable,
         "Tmpfs": {} if writable else _disks(spec),
         "Mounts": _mounts(spec, image, socket_folder),

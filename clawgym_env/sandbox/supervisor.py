@@ -48,9 +48,9 @@ class Supervisor:
         self.keepers: dict[int, tuple[int, int]] = {}
         """Status pipe -> (command id, keeper's pid)."""
 
-    def serve(self) -> None:
-        """Obey until the host hangs up."""
-        self.reply(READY, 0, 0)
+    def serve(self, fault: int = 0) -> None:
+        """Say what went wrong before, if anything, and obey until the host hangs up."""
+        self.reply(READY, 0, fault)
         while True:
             for fd, _ in self.poll.poll():
                 if fd != self.control.fileno():
@@ -345,6 +345,10 @@ def main(address: str | None = None, *, lifetime_s: float, folders: tuple[str, .
     # Orphans of killed keepers come here; ignored children are reaped by the kernel.
     _libc.signal(_SIGCHLD, _SIG_IGN)
     end_after(lifetime_s)
-    for folder in folders:
-        os.makedirs(folder, exist_ok=True)
-    Supervisor(control).serve()
+    fault = 0
+    try:
+        for folder in folders:
+            os.makedirs(folder, exist_ok=True)
+    except OSError as error:
+        fault = error.errno or 0
+    Supervisor(control).serve(fault)
