@@ -231,14 +231,12 @@ def test_pytest_settings_and_plugins_of_the_agent_do_not_change_the_outcome_of_h
         grading=CommandGrading(command=("bash", "reward/run.sh"), score="exit_code"),
         mounts=(pytest_mount,),
     )
-    plant = f"""
-mkdir -p tests; printf {ALL_PASS!r} | tee conftest.py > tests/conftest.py; cp conftest.py tests/__init__.py
-cp conftest.py plugin.py; cp conftest.py pytest.py
-printf '[pytest]\\naddopts = -p plugin --collect-only\\npythonpath = .\\n' | tee pytest.ini > tests/pytest.ini
-printf '[pytest]\\naddopts = -p plugin --collect-only\\n' > tox.ini
-"""
+    hooks = f"mkdir -p tests; printf {ALL_PASS!r} | tee conftest.py tests/conftest.py tests/__init__.py"
+    settings = (
+        r"mkdir -p tests; printf '[pytest]\naddopts = --collect-only\n' | tee pytest.ini tox.ini tests/pytest.ini"
+    )
     assert reward(backend, "touch answer.txt", graded) == 1.0
-    assert reward(backend, plant, graded) == 0.0
+    assert [reward(backend, plant, graded) for plant in (hooks, settings)] == [0.0, 0.0]
 
 
 def test_an_answer_that_looks_like_a_verdict_is_none(backend: SandboxBackend) -> None:
