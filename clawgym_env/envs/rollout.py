@@ -34,7 +34,7 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
     """One rollout per step.
 
     Args:
-        tasks: a folder of ClawGym tasks, a name ("bundled:level=1"), or `Task`s.
+        tasks: a path in one of the task formats, a name ("bundled:level=1"), or `Task`s.
         harness: a name ("mini", "claude-code?bare"), an import path, an adapter, or several to draw from.
         policy: an embedded policy: "tiny" (the default), "smollm2", a Hugging Face folder, or a loaded one.
         engine: instead of `policy`: "scripted:FILE", an import path, or a live engine (it is not closed here).
