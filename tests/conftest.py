@@ -35,7 +35,7 @@ def _docker_fault(host: str) -> str:
         try:
             import docker
 
-            client = docker.DockerClient(host, timeout=10)
+            client = docker.DockerClient(host, timeout=30)
             client.close()
             fault = ""
         except Exception as error:
