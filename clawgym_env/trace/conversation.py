@@ -103,18 +103,22 @@ def _results_on_the_way(calls: Sequence[ModelCall], spoken: Sequence[Spoken], ca
 
 
 def _fresh(heard: Sequence[Message], said: Sequence[Message]) -> Iterator[Message]:
-    """Yield what was not said before; each earlier message stands for one later one."""
-    before = Counter(map(_key, said))
+    """Yield what was not said before: a result of a call that had none, else what has no equal.
+
+    Each earlier message stands for one later one. Some products give their calls other ids when they resume.
+    """
+    ours = {bare_id(call.id) for message in said for call in message.tool_calls}
+    answered = {bare_id(message.tool_call_id) for message in said if message.tool_call_id}
+    before = Counter((message.role, message.content) for message in said)
     for message in heard:
-        key = _key(message)
-        if before[key]:
-            before[key] -= 1
+        call_id = bare_id(message.tool_call_id or "")
+        if call_id in ours:
+            if call_id not in answered:
+                yield message
+        elif before[message.role, message.content]:
+            before[message.role, message.content] -= 1
         else:
             yield message
-
-
-def _key(message: Message) -> tuple[str, str, str]:
-    return message.role, message.content, bare_id(message.tool_call_id or "")
 
 
 def conversation_to_transcript(messages: Sequence[Message]) -> list[Json]:

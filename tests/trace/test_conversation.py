@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Sequence
 
@@ -159,6 +160,30 @@ def test_a_tail_kept_without_any_summary_is_not_told_again() -> None:
     words = [text for _, text in told(agent)]
     assert len(words) == len(set(words))
     assert words[-3:] == ["Older messages are gone.", "text 2", "Done."]
+
+
+def test_a_result_that_says_what_an_older_one_said_is_not_taken_for_it() -> None:
+    agent = Agent()
+    history = list(START)
+    for number in range(2):
+        call = agent.ask(history, f"Step {number}.", [("read", {"path": str(number)})])
+        history += agent.results(call, "ok")
+    agent.ask([*history[:-1], SUMMARISE], "A summary.")
+    agent.ask([SYSTEM, SUMMARY, *history[-2:]], "Done.")
+    assert [text for _, text in told(agent)][-3:] == ["So far: a was written.", "ok", "Done."]
+
+
+def test_results_under_other_ids_are_known_by_their_words() -> None:
+    agent = Agent()
+    call = agent.ask(START, "", [("read", {"path": "a"})])
+    done = agent.ask([*START, *agent.results(call, "text")], "Done.")
+    renamed = [
+        dataclasses.replace(agent.echo(call), tool_calls=(ToolCall("other", "read", '{"path": "a"}'),)),
+        Message("tool", "text", tool_call_id="other"),
+    ]
+    first = Message("user", "Files: a. Write hello.")
+    agent.ask([SYSTEM, first, *renamed, agent.echo(done), Message("user", "More.")], "Enough.")
+    assert [text for _, text in told(agent)][-3:] == ["Files: a. Write hello.", "More.", "Enough."]
 
 
 def test_a_main_agent_that_goes_on_from_a_side_call_keeps_the_results_that_stood_there() -> None:
