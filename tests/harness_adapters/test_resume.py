@@ -44,7 +44,7 @@ def play(spec: str, *turns: Turn) -> tuple[Rollout, Outcome]:
     async def run() -> Rollout:
         pool = RolloutPool(backend=LocalBackend(), grader=grader, cache=cache_dir(), max_concurrency=1)
         served = ServedPolicy("scripted", ScriptedEngine(obey, context_length=200_000))
-        task = Task(id="t", instruction="Say one.", turns=turns, limits=Limits(wall_clock_s=420))
+        task = Task(id="t", instruction="Say one.", turns=turns, limits=Limits(wall_clock_s=1200))
         try:
             (rollout,) = await pool.run([RolloutRequest(task, harness, served, "g", 0, seed=1)])
             return rollout
@@ -98,13 +98,13 @@ RESUMING = [
 
 @pytest.mark.harness
 def test_openclaw_goes_on_though_it_moves_its_own_context_behind_each_message() -> None:
-    rollout, outcome = play("openclaw", Turn(text="Say two."), Turn(text="Say three.", new_session=True))
+    rollout, outcome = play("openclaw", Turn(text="Say two."))
     tree = rollout.tree
-    assert [(call.kind, call.lineage_parent) for call in tree] == [("main", None), ("main", 0), ("main", None)]
+    assert [(call.kind, call.lineage_parent) for call in tree] == [("main", None), ("main", 0)]
     assert tree[1].drift_reason == "history_rewritten"
     assert tree.buckets()["trained"] == tree.num_completion_tokens
-    assert [m.content for m in outcome.conversation if m.role == "assistant"] == ["One.", "Two.", "Three."]
-    assert outcome.response == "Three."
+    assert [m.content for m in outcome.conversation if m.role == "assistant"] == ["One.", "Two."]
+    assert outcome.response == "Two."
 
 
 @pytest.mark.parametrize("spec", RESUMING)
