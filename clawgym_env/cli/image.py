@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from tyro.conf import OmitArgPrefixes, Positional, arg
 
@@ -16,6 +16,9 @@ from clawgym_env.errors import ClawGymError
 from clawgym_env.sandbox.base import Image
 from clawgym_env.sandbox.build_inputs import BuildInputs
 from clawgym_env.sandbox.docker import DockerBackend
+
+if TYPE_CHECKING:
+    from clawgym_env.sandbox.images import ImageStore
 
 BASE = "base"
 _PROXIES = ("http_proxy", "https_proxy", "ftp_proxy", "no_proxy", "all_proxy")
@@ -42,23 +45,25 @@ def image_command(
         name: of what to build: a harness with its options, base (what harnesses can be put on), or a folder with a
             Dockerfile.
     """
+    if action == "build" and not name:
+        raise ClawGymError("Expected what to build, got nothing. For example: clawgym image build pi")
     proxies = {key: value for key, value in os.environ.items() if key.lower() in _PROXIES}
-    store = DockerBackend(inputs=BuildInputs(ca_bundle=args.ca_bundle, proxies=proxies)).images()
-    if action == "list":
-        for image in store.made_here():
-            print(f"{image.tag:<40} {image.size_bytes / 1e6:>6.0f} MB  {' '.join(sorted(image.holds))}")
+    backend = DockerBackend(inputs=BuildInputs(ca_bundle=args.ca_bundle, proxies=proxies))
+    if action == "build":
+        with printed("clawgym_env.sandbox", "harness_adapters"):
+            print(_build(backend.images(), name, args.base))
         return
+    for image in backend.images().made_here():
+        print(f"{image.tag:<40} {image.size_bytes / 1e6:>6.0f} MB  {' '.join(sorted(image.holds))}")
+
+
+def _build(store: ImageStore, name: str, base: str | None) -> str:
     from clawgym_env.sandbox import harness_images
 
-    with printed("clawgym_env.sandbox.images", "harness_adapters"):
-        if not name:
-            raise ClawGymError("Expected what to build, got nothing. For example: clawgym image build pi")
-        if name == BASE:
-            tag = harness_images.build_base(store, args.base or harness_images.DEBOOTSTRAP)
-        elif (Path(name) / "Dockerfile").is_file():
-            tag = store.resolve(Image(build=Path(name))).tag
-        else:
-            harness = registry.adapter(name)
-            harness.install(cache_dir())
-            tag = harness_images.build_harness(store, harness, cache=cache_dir(), base=args.base or harness_images.HOST)
-    print(tag)
+    if name == BASE:
+        return harness_images.build_base(store, base or harness_images.DEBOOTSTRAP)
+    if (Path(name) / "Dockerfile").is_file():
+        return store.resolve(Image(build=Path(name))).tag
+    harness = registry.adapter(name)
+    harness.install(cache_dir())
+    return harness_images.build_harness(store, harness, cache=cache_dir(), base=base or harness_images.HOST)

@@ -7,6 +7,7 @@ it is mounted elsewhere, and the image says so in a label, so that a rollout is 
 
 from __future__ import annotations
 
+import logging
 import shutil
 import subprocess
 import tempfile
@@ -22,6 +23,8 @@ from clawgym_env.sandbox.images import HOLDS, REPOSITORY, ImageStore
 HOST, DEBOOTSTRAP = "host", "debootstrap"
 """Bases that need no registry."""
 BASE_TAG = f"{REPOSITORY}/base:latest"
+
+_logger = logging.getLogger(__name__)
 
 _SUITE = "bookworm"
 _DEBIAN_TAG = f"{REPOSITORY}/debian:{_SUITE}"
@@ -62,6 +65,8 @@ def build_base(store: ImageStore, base: str = DEBOOTSTRAP) -> str:
     Raises:
         SandboxError: debootstrap is not here, or the build failed.
     """
+    if base == HOST:
+        raise SandboxError("Expected debootstrap or an image to start a base from, got this machine's /usr.")
     if base == DEBOOTSTRAP:
         base = _DEBIAN_TAG
         if not store.has(base):
@@ -89,12 +94,13 @@ def _build(
 
 
 def _debootstrap(store: ImageStore) -> None:
-    """Make a minimal Debian on this machine; about a minute."""
+    """Make a minimal Debian on this machine; half a minute on an idle one."""
     program = shutil.which("debootstrap", path="/usr/sbin:/usr/bin:/sbin:/bin")
     if program is None:
         raise SandboxError(
             "Expected debootstrap on this machine, got none. Run: apt-get install debootstrap, or name an image."
         )
+    _logger.info("Making a Debian %s with debootstrap.", _SUITE)
     with tempfile.TemporaryDirectory(prefix="clawgym-debootstrap-") as root:
         done = subprocess.run([program, "--variant=minbase", _SUITE, root], capture_output=True, text=True, check=False)
         if done.returncode != 0:

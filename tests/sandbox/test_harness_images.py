@@ -93,6 +93,11 @@ def test_a_base_that_is_nowhere_is_refused(store: ImageStore, tmp_path: Path) ->
         harness_images.build_harness(store, MiniHarness(), cache=tmp_path, base="clawgym-test.invalid/none:1")
 
 
+def test_a_base_is_never_this_machine(store: ImageStore) -> None:
+    with pytest.raises(SandboxError, match="Expected debootstrap or an image"):
+        harness_images.build_base(store, harness_images.HOST)
+
+
 def test_without_debootstrap_the_way_to_get_it_is_told(store: ImageStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "has", lambda tag: False)
     monkeypatch.setattr(shutil, "which", lambda name, path=None: None)
