@@ -1,9 +1,10 @@
 """What an agent can leave in its workspace that makes an honest grader's programs run the agent's code.
 
 Python's own traps are sprung by `command` and its start-up hook; here are those of pytest and git, which read settings
-from the folder they work in. Invariant: nothing of the workspace is changed but what lies beside hidden files.
+from the folder they work in. Invariant: nothing of the workspace is changed but what is loaded with hidden files.
 
-A limit: a program of the workspace that a checker starts, a driver named in `.gitattributes` included, has its rights.
+Limits: a program of the workspace that a checker starts, a driver named in `.gitattributes` included, has its rights; and
+a checker that means to run the agent's own tests or hooks must unset `PYTEST_ADDOPTS` or `GIT_CONFIG_COUNT`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _GIT = {"core.fsmonitor": "false", "core.hooksPath": "/dev/null"}
 
 
 def loaded_beside(hidden: Sequence[PurePosixPath]) -> set[PurePosixPath]:
-    """Return what Python or pytest loads from the folders of hidden files though no checker asks for it.
+    """Return what Python or pytest loads from the folders of hidden files, and above, though no checker asks for it.
 
     Args:
         hidden: files in folders that the agent could write to, relative to the workspace.
