@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, SupportsFloat
@@ -18,6 +16,7 @@ from clawgym_env.errors import GraderError
 from clawgym_env.grading.base import Grade, Outcome
 from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.sandbox.threads import in_thread
+from clawgym_env.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from clawgym_env.tasks.task import Task
@@ -35,13 +34,10 @@ class FunctionGrader:
     async def grade(self, task: Task, sandbox: Sandbox, outcome: Outcome) -> Grade:
         """Score a host copy of the workspace; see `Grader.grade`. A function that hangs cannot be killed, only left."""
         name = getattr(self.function, "__name__", repr(self.function))
-        folder = tempfile.mkdtemp(prefix="clawgym-grade-")
-        try:
-            workspace = Path(folder) / "workspace"
+        async with scratch_folder("grade") as folder:
+            workspace = folder / "workspace"
             await sandbox.copy_out(sandbox.spec.workdir, workspace)
             value = await self._score(name, task, workspace)
-        finally:
-            await in_thread(functools.partial(shutil.rmtree, folder, ignore_errors=True))
         if not isinstance(value, SupportsFloat) or isinstance(value, str):
             raise GraderError(f"Expected {name} to return a number in [0, 1] for task {task.id!r}, got {value!r}.")
         return Grade(float(value))

@@ -3,8 +3,8 @@
 Python's own traps are sprung by `command` and its start-up hook; here are those of pytest and git, which read settings
 from the folder they work in. Invariant: nothing of the workspace is changed but what is loaded with hidden files.
 
-Limits: a program of the workspace that a checker starts, a driver named in `.gitattributes` included, has its rights; and
-a checker that means to run the agent's own tests or hooks must unset `PYTEST_ADDOPTS` or `GIT_CONFIG_COUNT`.
+Limits: a program of the workspace that a checker starts, a driver named in `.gitattributes` included, has its rights.
+A checker that means to run the agent's own tests or hooks must unset `PYTEST_ADDOPTS` or `GIT_CONFIG_COUNT`.
 """
 
 from __future__ import annotations
