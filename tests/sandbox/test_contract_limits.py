@@ -10,6 +10,7 @@ import pytest
 from contract import WALLED, WITHOUT_GROUPS, InSandbox, count, python, unique
 
 from clawgym_env.sandbox.base import WORKDIR, Sandbox, SandboxBackend
+from clawgym_env.sandbox.limits import ControlGroups
 
 with_limits = pytest.mark.parametrize("backend", [*WALLED, WITHOUT_GROUPS], indirect=True)
 
@@ -24,6 +25,17 @@ except BlockingIOError: pass
 print(count, flush=True)
 time.sleep(float(sys.argv[1]))
 """
+
+
+@with_limits
+def test_a_backend_states_what_its_limits_mean(request: pytest.FixtureRequest, backend: SandboxBackend) -> None:
+    stated = backend.capabilities
+    weaker = {"local-as-user": ("process", "namespace", "none"), WITHOUT_GROUPS: ("process", "none", "none")}
+    name = request.node.callspec.params["backend"]
+    if name == "local" and ControlGroups.find() is None:
+        name = WITHOUT_GROUPS
+    expected = weaker.get(name, ("tree", "tree", "tree"))
+    assert (stated.memory, stated.processes, stated.cpus) == expected
 
 
 @with_limits

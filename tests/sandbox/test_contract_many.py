@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from contract import InSandbox, every_backend, leftovers
+from contract import InSandbox, every_backend, isolated, leftovers
 
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox.base import WORKDIR, Sandbox, SandboxBackend, SandboxSpec
@@ -26,23 +26,19 @@ async def _use(backend: SandboxBackend, index: int) -> bytes:
         await sandbox.close()
 
 
-@pytest.mark.parametrize("number", [32, pytest.param(100, marks=pytest.mark.slow)])
-def test_many_at_once(backend: SandboxBackend, number: int) -> None:
+def test_thirty_two_at_once(backend: SandboxBackend) -> None:
     async def main() -> list[bytes]:
-        found = await asyncio.gather(*(_use(backend, index) for index in range(number)))
+        found = await asyncio.gather(*(_use(backend, index) for index in range(32)))
         assert leftovers(backend) == []
         return found
 
-    assert asyncio.run(main()) == [str(index).encode() for index in range(number)]
+    assert asyncio.run(main()) == [str(index).encode() for index in range(32)]
 
 
-@pytest.mark.parametrize("number", [100])
-def test_a_hundred_are_open_at_once(backend: SandboxBackend, number: int) -> None:
-    if backend.name == "docker":
-        pytest.skip("a minute of starts: test_many_at_once[100] has them, benchmarks/sandbox.py holds them open")
-
+@pytest.mark.slow
+def test_a_hundred_are_open_at_once(backend: SandboxBackend) -> None:
     async def main() -> None:
-        sandboxes = await asyncio.gather(*(backend.open(SandboxSpec()) for _ in range(number)))
+        sandboxes = await asyncio.gather(*(backend.open(SandboxSpec()) for _ in range(100)))
         try:
             assert {result.exit_code for result in await asyncio.gather(*(s.exec(["true"]) for s in sandboxes))} == {0}
         finally:
@@ -63,7 +59,7 @@ def test_a_cancelled_open_leaves_nothing(backend: SandboxBackend) -> None:
                 await (await opening).close()  # it was open by then
             except asyncio.CancelledError:
                 cancelled += 1
-        assert cancelled > 0
+        assert cancelled > 0 or not isolated(backend)  # the fake is open at once
         assert leftovers(backend) == []
 
     asyncio.run(main())
