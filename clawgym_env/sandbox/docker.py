@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import platform
 import resource
 import shutil
 import socket
@@ -148,12 +149,18 @@ class DockerSandbox(SupervisedSandbox):
     async def _start(self) -> None:
         self._launching = in_thread(self._launch)
         self._control.attach(await asyncio.shield(self._launching))
-        await asyncio.shield(self._control.ready)
         limits = rlimits(self._spec, with_groups=True)
         if self._spec.image is not None and self._spec.image.writable:
             # Few engines can bound a container's own disk; a file that grows for ever is how one is filled by mistake.
             limits[resource.RLIMIT_FSIZE] = self._spec.disk_mb << 20
-        await self._control.request("limits", limits)
+        try:
+            async with asyncio.timeout(_FIRST_CONTACT_S):
+                await asyncio.shield(self._control.ready)
+                await self._control.request("limits", limits)
+        except TimeoutError as error:
+            raise SandboxError(
+                f"Expected an answer from {self.container}, got none in {_FIRST_CONTACT_S} s."
+            ) from error
 
     async def _end(self) -> None:
         if self._launching is None:
@@ -189,7 +196,7 @@ class DockerSandbox(SupervisedSandbox):
                 if not self._engine.is_running(self.container):
                     raise SandboxError(
                         f"Expected the supervisor to start in a container of {image.tag}, got its end before a word. "
-                        f"Look with: docker run --rm --entrypoint {' '.join(image.python)} {image.tag} --version"
+                        f"Is the image for this machine's processor, {platform.machine()}?"
                     )
         raise SandboxError(
             f"Expected a container of {image.tag} to answer within {_FIRST_CONTACT_S:.0f} s, got none. Does the engine "
