@@ -94,7 +94,10 @@ def container_config(
 
 
 def _disks(spec: SandboxSpec) -> Mapping[str, str]:
-    """Return the writable folders of a read-only file system and their mount options."""
+    """Return the writable folders of a read-only file system and their mount options.
+
+    Podman (4.3) lays a /tmp of its own over ours: there the memory limit alone bounds it.
+    """
     modes = {HOME: "0700", "/tmp": "1777"}
     if spec.image is not None:
         modes["/var/tmp"] = "1777"  # a link to /tmp in our own image
