@@ -84,8 +84,8 @@ python3 daemon.py; while [ ! -e alive ]; do sleep 0.01; done
 
 def test_an_agent_that_watches_for_the_grader_sees_nothing_before_its_end(backend: SandboxBackend) -> None:
     script = r"""
-find / -path /proc -prune -o \( -name '[e]xpected.txt' -o -name '[c]heck.py' -o -name 'clawgym-[g]rader' \) 2>/dev/null
-env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -v grep
+find / \( -path /proc -o -path /usr \) -prune -o -name '[e]xpected.txt' -print -o -name '[c]heck.py' -print 2>/dev/null
+ls /tmp; env; cat /proc/*/environ /proc/*/cmdline 2>/dev/null | tr '\0' '\n' | grep -v grep
 """
     shown = rollout(backend, script, task()).harness_output
     for word in ("expected.txt", "check.py", "clawgym-grader", "hidden answer", "reward"):
