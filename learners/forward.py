@@ -22,15 +22,29 @@ LOGITS = 1 << 24
 """Logits alive at once: 64 MiB in fp32, and a few times that with their softmax."""
 
 
+def trained_hidden(module: PreTrainedModel, batch: MicroBatch) -> Tensor:
+    """Run the trunk over a micro-batch and return the hidden states that predict its trained tokens, shape [M, H].
+
+    What the output layer reads, and what a value head may read beside it: V(s_t) belongs to the same position as the
+    logits of token t.
+    """
+    model: Any = module
+    hidden: Tensor = model.get_decoder()(input_ids=batch.token_ids, use_cache=False).last_hidden_state
+    return hidden.flatten(0, 1)[batch.predictors]
+
+
 def token_logprobs(module: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, Tensor]:
     """Recompute what the policy thinks of the tokens it sampled, at the temperature of each.
 
     Returns:
         Log-probabilities, shape [M], nats, with gradient where enabled; entropies, shape [M], without.
     """
+    return logprobs_of(module, trained_hidden(module, batch), batch)
+
+
+def logprobs_of(module: PreTrainedModel, hidden: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
+    """Do the second half of `token_logprobs`: from the hidden states of `trained_hidden`, shape [M, H], on."""
     model: Any = module
-    hidden: Tensor = model.get_decoder()(input_ids=batch.token_ids, use_cache=False).last_hidden_state
-    hidden = hidden.flatten(0, 1)[batch.predictors]
     head: nn.Module = model.get_output_embeddings()
     size = max(1, LOGITS // model.config.get_text_config().vocab_size)
     parts = (torch.split(part, size) for part in (hidden, batch.targets, batch.temperatures))
@@ -45,7 +59,8 @@ def token_logprobs(module: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, 
 
 
 def _chunk(head: nn.Module, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    logits: Tensor = head(hidden).float() / temperatures[:, None]
+    logits: Tensor = head(hidden)
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]
     chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
     with torch.no_grad():
         entropies = entropy(logits.detach())
