@@ -10,7 +10,10 @@ from __future__ import annotations
 import os
 import stat
 import struct
-from typing import BinaryIO
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # `typing` would cost every copy 15 ms inside
+    from typing import BinaryIO
 
 _HEADER = struct.Struct("<cIqQI")
 """kind, mode, mtime in ns, number of data bytes, length of the path."""
