@@ -1,7 +1,7 @@
 """The trainer's own forward pass: log-probabilities and entropies of the trained tokens.
 
-Used by every policy-gradient learner on the micro-batches of `rows`. Invariant: only the trained positions reach the
-output layer, and never more than `LOGITS` of its outputs exist at once, whatever the vocabulary.
+Used by every policy-gradient learner on the micro-batches of `rows` and `forest`. Invariant: only the trained positions
+reach the output layer, and never more than `LOGITS` of its outputs exist at once, whatever the vocabulary.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from learners import tree_attention
 from learners.losses import entropy
 from learners.rows import MicroBatch
 
@@ -29,7 +30,8 @@ def trained_hidden(module: PreTrainedModel, batch: MicroBatch) -> Tensor:
     logits of token t.
     """
     model: Any = module
-    hidden: Tensor = model.get_decoder()(input_ids=batch.token_ids, use_cache=False).last_hidden_state
+    extra = {} if batch.layout is None else tree_attention.inputs(module, batch.layout)
+    hidden: Tensor = model.get_decoder()(input_ids=batch.token_ids, use_cache=False, **extra).last_hidden_state
     return hidden.flatten(0, 1)[batch.predictors]
 
 

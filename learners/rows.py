@@ -1,8 +1,9 @@
-"""From rollouts to micro-batches: the token paths that are trained, and how they are packed.
+"""From rollouts to micro-batches: the token paths that are trained, and how they are packed side by side.
 
-Sits between `PrefixTree.rows` and the forward pass. Everything after the forward pass is flat in the M trained tokens
-of a micro-batch, and only `MicroBatch.predictors` says which hidden state predicts which of them: a different packing
-changes `pack` and nothing behind it. Invariant: every trained token of a rollout is in exactly one micro-batch, once.
+Sits between `PrefixTree.rows` and the forward pass; `forest` packs the same rows so that they share what they begin
+with. Everything after the forward pass is flat in the M trained tokens of a micro-batch, and only
+`MicroBatch.predictors` says which hidden state predicts which of them: nothing behind it knows how rows were packed.
+Invariant: every trained token of a rollout is in exactly one micro-batch, once.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor
 from clawgym_env.rollout import Rollout
 from clawgym_env.trace.prefix_tree import Selection, TokenRow
 from learners.advantages import Floats
+from learners.tree_attention import ForestLayout
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -32,6 +34,8 @@ class TrainingRow:
     """Of each trained token in the loss of the whole batch."""
     rollout: int
     """Position in the batch's survivors."""
+    index: npt.NDArray[np.int64]
+    """Shape [T]: which of the whole batch's trained tokens each is, counted row by row; -1 where none is trained."""
 
     def __len__(self) -> int:
         return len(self.tokens.token_ids)
@@ -39,10 +43,15 @@ class TrainingRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MicroBatch:
-    """Rows that share one forward pass."""
+    """Rows that share one forward pass.
+
+    A loss term belongs to a trained token of one row: where rows of a forest share a position, each has a term of its
+    own there, with its own advantage, log-probability and weight.
+    """
 
     token_ids: Tensor
-    """Shape [B, L], int64, padded on the right: a causal model never looks at the padding from a real position."""
+    """Shape [B, L], int64, padded on the right: a causal model never looks at the padding from a real position. A
+    forest is one row of T tokens."""
     predictors: Tensor
     """Shape [M], int64: the index, in the flattened [B * L] hidden states, of the one that predicts a trained token."""
     targets: Tensor
@@ -55,6 +64,10 @@ class MicroBatch:
     """Shape [M]."""
     weights: Tensor
     """Shape [M]."""
+    index: Tensor
+    """Shape [M], int64: which of the whole batch's trained tokens each is (`TrainingRow.index`)."""
+    layout: ForestLayout | None = None
+    """Of a forest; None where each row of `token_ids` is a sequence of its own."""
 
 
 def trained_rows(rollout: Rollout, selection: Selection) -> tuple[TokenRow, ...]:
@@ -108,11 +121,15 @@ def training_rows(rows_of: Sequence[Sequence[TokenRow]], advantages: Floats, wei
         advantages: shape [N].
         weights: shape [N], of one trained token each.
     """
-    return [
-        TrainingRow(row, np.where(row.loss_mask, advantage, 0.0).astype(np.float32), float(weight), index)
-        for index, (rows, advantage, weight) in enumerate(zip(rows_of, advantages, weights, strict=True))
-        for row in rows
-    ]
+    training: list[TrainingRow] = []
+    seen = 0
+    for rollout, (rows, advantage, weight) in enumerate(zip(rows_of, advantages, weights, strict=True)):
+        for row in rows:
+            signal = np.where(row.loss_mask, advantage, 0.0).astype(np.float32)
+            index = np.where(row.loss_mask, seen + np.cumsum(row.loss_mask) - 1, -1)
+            training.append(TrainingRow(row, signal, float(weight), rollout, index))
+            seen += num_trained([row])
+    return training
 
 
 def pack(rows: Sequence[TrainingRow], *, max_tokens: int, device: torch.device | str = "cpu") -> list[MicroBatch]:
@@ -138,19 +155,47 @@ def _collate(rows: Sequence[TrainingRow], device: torch.device | str) -> MicroBa
     token_ids = np.zeros((len(rows), width), dtype=np.int64)
     for index, row in enumerate(rows):
         token_ids[index, : len(row)] = row.tokens.token_ids
-    masks = [row.tokens.loss_mask for row in rows]
+    places = [np.arange(len(row)) + index * width for index, row in enumerate(rows)]
+    return micro_batch(rows, token_ids, places, device=device)
 
-    def flat(arrays: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype) -> Tensor:
-        trained = [array[mask] for array, mask in zip(arrays, masks, strict=True)]
-        return torch.as_tensor(np.concatenate(trained), dtype=dtype, device=device)
 
-    positions = [np.arange(len(row)) + index * width - 1 for index, row in enumerate(rows)]
+def nothing(*, device: torch.device | str = "cpu") -> MicroBatch:
+    """Return a micro-batch of one token that trains none: what a process without rows takes through the model.
+
+    Its loss is 0 with a gradient of 0 on every parameter, where collective operations wait for all processes.
+    """
+    return micro_batch([], np.zeros((1, 1), dtype=np.int64), [], device=device)
+
+
+def micro_batch(
+    rows: Sequence[TrainingRow],
+    token_ids: npt.NDArray[np.int64],
+    places: Sequence[npt.NDArray[np.int64]],
+    *,
+    device: torch.device | str,
+    layout: ForestLayout | None = None,
+) -> MicroBatch:
+    """Collect the loss terms of packed rows.
+
+    Args:
+        rows: length R.
+        token_ids: shape [B, L].
+        places: of each row, where its tokens are in the flattened [B * L].
+    """
+    trained = [np.flatnonzero(row.tokens.loss_mask) for row in rows]
+
+    def flat(arrays: Sequence[npt.NDArray[np.generic]], dtype: torch.dtype, offset: int = 0) -> Tensor:
+        parts = [array[index + offset] for array, index in zip(arrays, trained, strict=True)]
+        return torch.as_tensor(np.concatenate(parts) if parts else np.empty(0), dtype=dtype, device=device)
+
     return MicroBatch(
         token_ids=torch.as_tensor(token_ids, device=device),
-        predictors=flat(positions, torch.int64),
+        predictors=flat(places, torch.int64, offset=-1),
         targets=flat([row.tokens.token_ids for row in rows], torch.int64),
         rollout_logprobs=flat([row.tokens.logprobs for row in rows], torch.float32),
         temperatures=flat([row.tokens.temperatures for row in rows], torch.float32),
         advantages=flat([row.advantages for row in rows], torch.float32),
         weights=flat([np.full(len(row), row.weight) for row in rows], torch.float32),
+        index=flat([row.index for row in rows], torch.int64),
+        layout=layout,
     )

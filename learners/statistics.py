@@ -34,6 +34,8 @@ class TokenStatistics:
         clip_high: float,
     ) -> None:
         """Add the tokens of one micro-batch; every tensor has shape [M]."""
+        if not len(logprobs):
+            return
         shift = old_logprobs - rollout_logprobs
         ratio = torch.exp(logprobs - old_logprobs)
         self._tokens += len(logprobs)

@@ -21,7 +21,8 @@ def plain_row(length: int, trained: list[int], *, rollout: int = 0, weight: floa
         temperatures=np.full(length, 0.7, dtype=np.float32),
         call_indices=np.zeros(length, dtype=np.int32),
     )
-    return TrainingRow(tokens, np.where(mask, 2.0, 0.0).astype(np.float32), weight, rollout)
+    index = np.where(mask, np.cumsum(mask) - 1, -1)
+    return TrainingRow(tokens, np.where(mask, 2.0, 0.0).astype(np.float32), weight, rollout, index)
 
 
 def test_a_row_is_cut_after_its_last_trained_token() -> None:
@@ -61,6 +62,17 @@ def test_advantage_and_weight_of_a_rollout_reach_its_trained_tokens_only() -> No
     assert first.advantages.tolist() == [0.0, 0.0, 0.5, 0.5]
     assert second.advantages.tolist() == [0.0, 0.0, -1.0, -1.0]
     assert (first.weight, second.weight, first.rollout, second.rollout) == (0.1, 0.2, 0, 1)
+
+
+def test_the_trained_tokens_of_a_batch_are_numbered_row_by_row() -> None:
+    forked = [Turn([1, 2], [3, 4]), Turn([5], [6], parent=0), Turn([7], [8], parent=0, state="dead")]
+    rows_of = [trained_rows(make_rollout(turns, 1.0), Selection(dead="train")) for turns in (forked, forked[:1])]
+    rows = training_rows(rows_of, np.zeros(2), np.ones(2))
+    assert [row.index.tolist() for row in rows] == [[-1, -1, 0, 1, -1, 2], [-1, -1, -1, -1, -1, 3], [-1, -1, 4, 5]]
+    (batch,) = pack(rows, max_tokens=100)
+    tokens = np.array([3, 4, 6, 8, 3, 4])
+    assert tokens[batch.index].tolist() == batch.targets.tolist()
+    assert sorted(batch.index.tolist()) == list(range(6))
 
 
 def test_predictors_point_at_the_token_before() -> None:
