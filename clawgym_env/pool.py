@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from clawgym_env.grading.base import Grader
 from clawgym_env.rollout import Rollout, StopReason, failure_rule
-from clawgym_env.runner import RolloutRequest, Runner, ServedPolicy, policy_asked
+from clawgym_env.runner import RolloutRequest, Runner, ServedPolicy, policy_asked, slot_of
 from clawgym_env.sandbox.base import SandboxBackend
 from clawgym_env.sandbox.reaper import reap
 from clawgym_env.tasks.task import Limits
@@ -40,7 +40,14 @@ class RolloutPool:
         max_concurrency: int,
         limits: Limits | None = None,
         store: RolloutStore | None = None,
+        reuse_finished: bool = False,
     ) -> None:
+        """Open nothing yet.
+
+        Args:
+            reuse_finished: load what the store holds finished already instead of running it again. For a run that goes
+                on: a rollout is known by its group and index, whatever policy answered.
+        """
         if max_concurrency < 1:
             raise ValueError(f"Expected max_concurrency of at least 1, got {max_concurrency}.")
         self._backend = backend
@@ -48,6 +55,7 @@ class RolloutPool:
         self._cache = cache
         self._limits = limits
         self._store = store
+        self._finished = _finished(store) if store is not None and reuse_finished else {}
         self._max_concurrency = max_concurrency
         self._slots = asyncio.Semaphore(max_concurrency)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -148,6 +156,9 @@ class RolloutPool:
     async def _run_one(self, runner: Runner, request: RolloutRequest) -> Rollout:
         """Run a request when a slot is free, trying infrastructure again within its rule."""
         async with self._slots:
+            stored = self._finished.get(request.slot)
+            if stored is not None and self._store is not None:
+                return await asyncio.to_thread(self._store.load, stored)
             while True:
                 rollout = await runner.run(request)
                 rule = failure_rule(rollout.stop_reason, policy_asked=policy_asked(request, rollout.tree))
@@ -158,6 +169,11 @@ class RolloutPool:
             if self._store is not None:
                 await self._store.add_rollout(rollout)
             return rollout
+
+
+def _finished(store: RolloutStore) -> Mapping[str, str]:
+    """Return the id of every finished rollout by its place in the run, retries not told apart."""
+    return {slot_of(rollout_id): rollout_id for rollout_id in store.rollout_ids()}
 
 
 async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:

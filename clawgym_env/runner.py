@@ -110,9 +110,19 @@ class RolloutRequest:
         return Equipment(tuple(mounts), tuple(ready))
 
     @property
+    def slot(self) -> str:
+        """The place in the run, which its attempts share."""
+        return f"{self.group_id}/{self.index}"
+
+    @property
     def rollout_id(self) -> str:
-        suffix = f"~{self.attempt}" if self.attempt else ""
-        return f"{self.group_id}/{self.index}{suffix}"
+        return f"{self.slot}~{self.attempt}" if self.attempt else self.slot
+
+
+def slot_of(rollout_id: str) -> str:
+    """Return the place in the run of a rollout, given the id of any attempt at it."""
+    group_id, slash, member = rollout_id.rpartition("/")
+    return group_id + slash + member.partition("~")[0]
 
 
 @dataclass(slots=True)

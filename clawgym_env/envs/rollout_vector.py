@@ -6,7 +6,8 @@ sub-environment i shows equals what a single `RolloutEnv` with the same draw wou
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
 from clawgym_env.grading.base import GraderLike
 from clawgym_env.grading.judge import JudgeLike
+from clawgym_env.messages import Json
 from clawgym_env.pool import RolloutRequest
 from clawgym_env.rollout import Rollout
 from clawgym_env.tasks.task import Limits, TasksLike
@@ -113,6 +115,34 @@ class RolloutVectorEnv(
         """The run directory's store, open from the first step on; None without a run directory."""
         return self._service.store
 
+    @property
+    def run_dir(self) -> Path | None:
+        """Where every call and rollout is stored."""
+        return self._service.run_dir
+
+    def open_store(self) -> RolloutStore | None:
+        """Return the run directory's store, opened before the first step; None without a run directory."""
+        return self._service.open_store()
+
+    def state_dict(self) -> dict[str, Json]:
+        """Return where the draws of tasks and seeds stand, for `load_state_dict`."""
+        return {"seed": self._sampler.seed, "position": self._sampler.position}
+
+    def load_state_dict(self, state: Mapping[str, Json]) -> None:
+        """Go on with an interrupted run of the same settings, in its run directory.
+
+        The next groups are those that would have come, under the same ids; rollouts of theirs that the store holds
+        finished are loaded instead of run.
+
+        Raises:
+            RuntimeError: rollouts ran already.
+        """
+        self._service.reuse_finished()
+        seed, position = state["seed"], state["position"]
+        if isinstance(seed, int) and isinstance(position, int):
+            self._sampler.reseed(seed)
+            self._sampler.position = position
+
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[BatchedObservation, Info]:
@@ -174,22 +204,29 @@ class RolloutVectorEnv(
             infos,
         )
 
-    def as_completed(self, total: int, *, action: int = 0) -> Iterator[Rollout]:
+    def as_completed(
+        self, total: int | None, *, action: int = 0, skip: Container[str] = ()
+    ) -> Generator[Rollout, None, None]:
         """Yield `total` rollouts of freshly drawn groups as they finish, `max_concurrency` always running.
 
         Weights may be updated between items: running rollouts go on under the new ones. The groups come after those
         `reset` has drawn, and neither touch nor need the episodes of `step`.
 
+        Args:
+            total: how many; None goes on until the iteration is ended.
+            skip: ids of groups that are drawn but not run, and do not count.
+
         Raises:
             ValueError: `total` is not a multiple of `group_size`.
         """
-        if total % self.group_size:
+        if total is not None and total % self.group_size:
             raise ValueError(
                 f"Expected total to be a multiple of group_size, got total={total}, group_size={self.group_size}."
             )
         if self._sampler.seed is None:
             self.reset()
-        return self._service.as_completed(self._requests(total // self.group_size, action))
+        num_groups = None if total is None else total // self.group_size
+        return self._service.as_completed(self._requests(num_groups, action, skip))
 
     def render(self) -> tuple[str, ...] | None:
         """Return every finished rollout as text ("ansi"), None without a render mode."""
@@ -199,9 +236,9 @@ class RolloutVectorEnv(
         """End everything this environment started."""
         self._service.close()
 
-    def _requests(self, num_groups: int, action: int) -> Iterator[RolloutRequest]:
-        for _ in range(num_groups):
-            draw = self._sampler.draw()
+    def _requests(self, num_groups: int | None, action: int, skip: Container[str]) -> Iterator[RolloutRequest]:
+        draws = iter(self._sampler.draw, None)
+        for draw in itertools.islice((draw for draw in draws if draw.group_id not in skip), num_groups):
             for index in range(self.group_size):
                 yield self._service.request(draw, policy=action, index=index)
 

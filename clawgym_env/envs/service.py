@@ -8,7 +8,7 @@ one starts nothing and needs nothing installed, and `close` leaves nothing behin
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias, Union
 
@@ -81,6 +81,7 @@ class RolloutService:
         self._limits = None if limits is None else Limits.model_validate(limits)
         self._run_dir = None if run_dir is None else Path(run_dir)
         self.max_concurrency = max_concurrency
+        self._reuse_finished = False
         self._pool: RolloutPool | None = None
         self._store: RolloutStore | None = None
         self.closed = False
@@ -91,8 +92,31 @@ class RolloutService:
         return tuple(name for name, _ in self._arms)
 
     @property
+    def run_dir(self) -> Path | None:
+        """Where every call and rollout is stored."""
+        return self._run_dir
+
+    @property
     def store(self) -> RolloutStore | None:
         """The run directory's store, open from the first rollout on; None without a run directory."""
+        return self._store
+
+    def reuse_finished(self) -> None:
+        """From the first rollout on, load those the run directory holds finished instead of running them again.
+
+        Raises:
+            RuntimeError: rollouts ran already.
+        """
+        if self._pool is not None:
+            raise RuntimeError("Expected new environments to go on with a run, got some that ran already.")
+        self._reuse_finished = True
+
+    def open_store(self) -> RolloutStore | None:
+        """Open the run directory's store before the first rollout does; None without a run directory."""
+        if self._run_dir is not None and self._store is None:
+            from clawgym_env.trace.store import RolloutStore
+
+            self._store = RolloutStore(self._run_dir)
         return self._store
 
     def request(self, draw: Draw, *, policy: int = 0, index: int = 0) -> RolloutRequest:
@@ -137,7 +161,7 @@ class RolloutService:
         """Run all requests; their rollouts come in the same order. Ctrl-C closes every sandbox, then raises."""
         return shared_loop().run(self._open().run(requests))
 
-    def as_completed(self, requests: Iterable[RolloutRequest]) -> Iterator[Rollout]:
+    def as_completed(self, requests: Iterable[RolloutRequest]) -> Generator[Rollout, None, None]:
         """Yield rollouts as they finish, drawing requests as slots fall free.
 
         Others keep running while the caller works on one. Ending the iteration early cancels them.
@@ -168,10 +192,7 @@ class RolloutService:
         if self.closed:
             raise RuntimeError("Expected an open environment, got a closed one. Make a new one.")
         if self._pool is None:
-            if self._run_dir is not None and self._store is None:
-                from clawgym_env.trace.store import RolloutStore
-
-                self._store = RolloutStore(self._run_dir)
+            self.open_store()
             self._pool = RolloutPool(
                 backend=registry.backend(self._sandbox),
                 grader=self._grader,
@@ -179,6 +200,7 @@ class RolloutService:
                 max_concurrency=self.max_concurrency,
                 limits=self._limits,
                 store=self._store,
+                reuse_finished=self._reuse_finished,
             )
         return self._pool
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
 from typing import Any
@@ -15,7 +16,8 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 import clawgym_env
 from clawgym_env.engine.scripted import ScriptedEngine
 from clawgym_env.envs.rollout_vector import RolloutVectorEnv
-from clawgym_env.testing import FakeBackend, InProcessHarness
+from clawgym_env.errors import SandboxError
+from clawgym_env.testing import FakeBackend, InProcessHarness, answer_once
 
 MINI = "ClawGym-Mini-v0"
 NOTHING = np.zeros(6, dtype=int)
@@ -275,3 +277,68 @@ def test_rollouts_reads_the_info_of_a_single_step_too() -> None:
     info = env.step(0)[4]
     assert clawgym_env.rollouts(info) == [info["rollout"]]
     env.close()
+
+
+def drawn(envs: RolloutVectorEnv) -> list[str]:
+    _, infos = envs.reset()
+    return [str(group) for group in infos["group_id"]]
+
+
+def test_a_restored_environment_draws_what_would_have_come_under_the_same_ids() -> None:
+    first, second = make(), make()
+    first.reset(seed=4)
+    state = first.state_dict()
+    second.load_state_dict(state)
+    assert drawn(first) == drawn(second)
+    assert first.state_dict() == second.state_dict() != state
+
+
+def test_what_a_run_had_finished_is_loaded_when_it_goes_on_and_run_otherwise(tmp_path: Any) -> None:
+    first = make(run_dir=tmp_path)
+    first.reset(seed=4)
+    state = first.state_dict()
+    first.reset()
+    found = clawgym_env.rollouts(first.step(NOTHING)[-1])
+    first.close()
+    second = make(run_dir=tmp_path, engine=ScriptedEngine(["something else"]))
+    second.load_state_dict(state)
+    second.reset()
+    again = clawgym_env.rollouts(second.step(NOTHING)[-1])
+    assert [(one.id, one.tree) for one in again] == [(one.id, one.tree) for one in found]
+    second.reset()
+    assert {one.response for one in clawgym_env.rollouts(second.step(NOTHING)[-1])} == {"something else"}
+    with pytest.raises(RuntimeError, match="ran already"):
+        second.load_state_dict(state)
+    second.close()
+
+
+def test_a_finished_second_attempt_is_found_too(tmp_path: Any) -> None:
+    attempts: list[str] = []
+
+    async def breaks_once(ask: Any, sandbox: Any, context: Any) -> str:
+        attempts.append(context.instruction)
+        if len(attempts) == 1:
+            raise SandboxError("The machine is gone.")
+        return await answer_once(ask, sandbox, context)
+
+    changes = {"run_dir": tmp_path, "num_envs": 1, "group_size": 1, "harness": InProcessHarness(breaks_once)}
+    first = make(**changes)
+    first.reset(seed=1)
+    [rollout] = clawgym_env.rollouts(first.step(np.zeros(1, dtype=int))[-1])
+    first.close()
+    assert rollout.id.endswith("/0~1")
+    second = make(**changes)
+    second.load_state_dict({"seed": 1, "position": 0})
+    second.reset()
+    [again] = clawgym_env.rollouts(second.step(np.zeros(1, dtype=int))[-1])
+    second.close()
+    assert (again.id, len(attempts)) == (rollout.id, 2)
+
+
+def test_as_completed_without_an_end_skips_the_groups_it_is_told_to() -> None:
+    with contextlib.closing(make()) as envs:
+        envs.reset(seed=1)
+        stream = envs.as_completed(None, skip={"1-000002", "1-000004"})
+        with contextlib.closing(stream):
+            groups = {next(stream).group_id for _ in range(6)}
+        assert groups <= {"1-000003", "1-000005", "1-000006", "1-000007", "1-000008", "1-000009"}
