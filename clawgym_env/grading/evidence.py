@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
 from clawgym_env.grading.office_text import office_text
@@ -29,7 +30,14 @@ TOTAL_CHARS = 240_000
 """Of all files together, shared out evenly: some 60k tokens."""
 MAX_READ_BYTES = 4 << 20
 NOT_SHOWN = frozenset({"__pycache__", "node_modules"})
-"""Folders that an agent does not make for anybody to read; like hidden ones, shown only where a pattern asks."""
+"""Folders that an agent does not make for anybody to read; like most hidden ones, shown only where a pattern asks."""
+HIDDEN_BUT_SHOWN = frozenset({".github"})
+"""Other hidden folders hold what programs keep for themselves; hidden files, `.gitignore` say, are work."""
+MAX_CONTROL_SHARE = 0.01
+"""Of control characters in a text."""
+_CONTROL = re.compile(rb"[\x00-\x06\x0e-\x1a\x1c-\x1f\x7f]")
+_WIDE = {b"\xff\xfe": "utf-16", b"\xfe\xff": "utf-16"}
+"""Codecs of wide characters by the mark at the start, as spreadsheets export them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +48,7 @@ class ShownFile:
     """Relative to the workspace."""
     text: str
     """Its content, cut in the middle where it is long, or what there is to say of a file that is no text."""
+    is_text: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,13 @@ class Evidence:
     """Paths of further files, beyond `MAX_FILES`."""
     missing: frozenset[str] = frozenset()
     """Files of criteria that are not there."""
+    removed: tuple[str, ...] = ()
+    """Files that the task brought and that are gone; not told where the grading says what to show."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the agent did nothing that could be shown."""
+        return not (self.files or self.removed)
 
 
 async def collect(grading: RubricGrading, task: Task, sandbox: Sandbox) -> Evidence:
@@ -78,8 +94,12 @@ def _collect(grading: RubricGrading, task: Task, folder: Path) -> Evidence:
     paths = list(dict.fromkeys(file for path in (*named, *chosen) for file in _files(path, root)))
     shown, more = paths[:MAX_FILES], paths[MAX_FILES:]
     limit = min(FILE_CHARS, TOTAL_CHARS // max(1, len(shown)))
-    files = tuple(ShownFile(_name(path, root), bounded(_text(path), limit)) for path in shown)
-    return Evidence(files, tuple(_name(path, root) for path in more), missing)
+    return Evidence(
+        files=tuple(_shown(path, root, limit) for path in shown),
+        not_shown=tuple(_name(path, root) for path in more),
+        missing=missing,
+        removed=() if grading.files else tuple(_removed(task, root)),
+    )
 
 
 def _inside(path: Path, root: Path) -> bool:
@@ -104,7 +124,9 @@ def _changed(task: Task, root: Path) -> list[Path]:
     changed = []
     for path in sorted(root.rglob("*")):
         name = path.relative_to(root)
-        if any(part.startswith(".") or part in NOT_SHOWN for part in name.parts):
+        if any(part.startswith(".") and part not in HIDDEN_BUT_SHOWN for part in name.parts[:-1]):
+            continue
+        if not NOT_SHOWN.isdisjoint(name.parts):
             continue
         if not _inside(path, root) or not path.is_file():
             continue
@@ -112,6 +134,13 @@ def _changed(task: Task, root: Path) -> list[Path]:
         if file is None or not _holds(path, file.read()):
             changed.append(path)
     return changed
+
+
+def _removed(task: Task, root: Path) -> Iterator[str]:
+    for file in task.files:
+        path = PurePosixPath(file.path)
+        if ".git" not in path.parts and not os.path.lexists(root / path):
+            yield well_formed(str(path))
 
 
 def _holds(path: Path, data: bytes) -> bool:
@@ -122,7 +151,15 @@ def _name(path: Path, root: Path) -> str:
     return well_formed(str(path.relative_to(root)))
 
 
-def _text(path: Path) -> str:
+def _shown(path: Path, root: Path, limit: int) -> ShownFile:
+    text = _text(path)
+    if text is None:
+        return ShownFile(_name(path, root), f"(a binary file of {path.stat().st_size} bytes)", is_text=False)
+    return ShownFile(_name(path, root), bounded(text, limit) or "(an empty file)")
+
+
+def _text(path: Path) -> str | None:
+    """Return the words in a file; None where it is no text."""
     size = path.stat().st_size
     if (office := office_text(path)) is not None:
         return well_formed(office)
@@ -131,7 +168,12 @@ def _text(path: Path) -> str:
         if size > len(data):
             file.seek(max(len(data), size - MAX_READ_BYTES))
             data += b"\n" + file.read(MAX_READ_BYTES)
-    text = data.decode(errors="replace")
-    if "\0" in text or text.count("\ufffd") > max(2, len(text) // 100):
-        return f"(a binary file of {size} bytes)"
-    return text.removeprefix("\ufeff") or "(an empty file)"
+    if data[:2] in _WIDE:
+        return data.decode(_WIDE[data[:2]], errors="replace")
+    if b"\0" in data or len(_CONTROL.findall(data)) > len(data) * MAX_CONTROL_SHARE:
+        return None
+    for codec in ("utf-8-sig", "cp1252"):
+        text = data.decode(codec, errors="replace")
+        if text.count("\ufffd") <= max(2, len(text) // 100):
+            return text
+    return None

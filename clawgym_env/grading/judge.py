@@ -14,12 +14,14 @@ import logging
 import random
 import ssl
 from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias, TypeVar, Union
 from weakref import WeakValueDictionary
 
 import httpx
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from clawgym_env.errors import GraderError
 from clawgym_env.grading.base import JudgeUsage
@@ -30,30 +32,57 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CONNECT_S = 10.0
+MAX_ANSWER_BYTES = 8 << 20
+"""Of one answer, unpacked; a larger one is none."""
 MAX_WAIT_S = 30.0
 """Between two tries, whatever the server asks for."""
 JudgeLike: TypeAlias = Union[str, "Judge"]
 """A judge, or "URL#MODEL"."""
 
 
+class _Part(BaseModel):
+    """Of a reply in several parts, as thinking models of some servers give it."""
+
+    text: str = ""
+
+
 class _Talk(BaseModel):
-    content: str | None = None
+    content: str | list[_Part] | None = None
+
+    @property
+    def text(self) -> str:
+        parts = self.content if isinstance(self.content, list) else [_Part(text=self.content or "")]
+        return "".join(part.text for part in parts)
 
 
 class _Choice(BaseModel):
     message: _Talk
 
 
-class _Usage(BaseModel):
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class _Reply(BaseModel):
     """The body of a chat completion, as far as it matters here."""
 
     choices: list[_Choice]
-    usage: _Usage | None = None
+
+
+class _Usage(BaseModel):
+    prompt_tokens: int = Field(default=0, ge=0)
+    completion_tokens: int = Field(default=0, ge=0)
+
+
+class _Counted(BaseModel):
+    """The same body's counts; read apart from it, since odd ones must not cost a good reply."""
+
+    usage: _Usage = _Usage()
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What came back for one request."""
+
+    status: int
+    retry_after: str
+    body: bytes
 
 
 class _TryAgain(Exception):
@@ -101,6 +130,8 @@ class Judge:
             raise ValueError(
                 f"Expected a judge as URL#MODEL, such as http://127.0.0.1:8000/v1#qwen3, got {url!r} and {model!r}."
             )
+        if "@" in url.split("/")[2]:  # results and errors name the address
+            raise ValueError("Expected a judge's address without a user or password, got one. Give the key as api_key.")
         self.url = url.rstrip("/")
         self.model = model
         self.usage = JudgeUsage()
@@ -200,28 +231,33 @@ class Judge:
 
     async def _once(self, messages: list[dict[str, str]]) -> tuple[str, JudgeUsage]:
         try:
-            response = await self._post(messages)
+            answer = await self._post(messages)
         except (httpx.HTTPError, TimeoutError) as error:
             raise _TryAgain(f"{type(error).__name__}: {error}") from error
-        status = response.status_code
-        if status in (408, 425, 429) or status >= 500:
-            raise _TryAgain(f"status {status}: {response.text[:300]}", _asked_wait_s(response))
-        if status != 200:
+        if answer.status in (408, 425, 429) or answer.status >= 500:
+            raise _TryAgain(f"status {answer.status}: {self._excerpt(answer)}", _asked_wait_s(answer))
+        if answer.status != 200:
             raise GraderError(
-                f"Expected {self.url} to answer as judge {self.model!r}, got status {status}: {response.text[:300]} "
-                "Check the address, the model's name and the API key."
+                f"Expected {self.url} to answer as judge {self.model!r}, got status {answer.status}: "
+                f"{self._excerpt(answer)} Check the address, the model's name and the API key."
             )
         try:
-            reply = _Reply.model_validate_json(response.content)
-            text = reply.choices[0].message.content or ""
+            text = _Reply.model_validate_json(answer.body).choices[0].message.text
         except (ValidationError, IndexError):
-            raise _TryAgain(f"no chat completion: {response.text[:300]}") from None
-        counted = reply.usage or _Usage()
+            raise _TryAgain(f"no chat completion: {self._excerpt(answer)}") from None
+        counted = _Usage()
+        with suppress(ValidationError):
+            counted = _Counted.model_validate_json(answer.body).usage
         usage = JudgeUsage(1, 0, counted.prompt_tokens, counted.completion_tokens)
         self.usage += usage
         return text, usage
 
-    async def _post(self, messages: list[dict[str, str]]) -> httpx.Response:
+    def _excerpt(self, answer: _Answer) -> str:
+        """Return the beginning of an answer for an error, without the key, which some servers repeat."""
+        text = answer.body[:2000].decode(errors="replace")
+        return (text.replace(self._api_key, "(the API key)") if self._api_key else text)[:300]
+
+    async def _post(self, messages: list[dict[str, str]]) -> _Answer:
         """Send one request, leaving out or renaming what the server has refused by name."""
         if self._ssl is False and self.url.startswith("https://"):
             self._ssl = ssl.create_default_context()
@@ -232,10 +268,11 @@ class Judge:
         )
         async with asyncio.timeout(self._timeout_s), client:  # httpx's clock starts anew with every byte
             while True:
-                response = await client.post(f"{self.url}/chat/completions", json=self._body(messages))
-                refused = _refused_field(response) - self._refused
+                async with client.stream("POST", f"{self.url}/chat/completions", json=self._body(messages)) as response:
+                    answer = await _received(response)
+                refused = _refused_field(answer) - self._refused
                 if not refused:
-                    return response
+                    return answer
                 self._refused |= refused
 
     def _body(self, messages: list[dict[str, str]]) -> dict[str, object]:
@@ -255,19 +292,29 @@ class _Refusal(BaseModel):
     error: _Complaint
 
 
-def _refused_field(response: httpx.Response) -> set[str]:
+async def _received(response: httpx.Response) -> _Answer:
+    """Read an answer to its end, or as much as is allowed."""
+    body = bytearray()
+    async for part in response.aiter_bytes():
+        body += part
+        if len(body) > MAX_ANSWER_BYTES:
+            raise _TryAgain(f"an answer of more than {MAX_ANSWER_BYTES} bytes")
+    return _Answer(response.status_code, response.headers.get("retry-after", ""), bytes(body))
+
+
+def _refused_field(answer: _Answer) -> set[str]:
     """Return the optional field that the server does not take; empty for any other answer."""
-    if response.status_code != 400:
+    if answer.status != 400:
         return set()
     try:
-        return {_Refusal.model_validate_json(response.content).error.param or ""} & {"temperature", "max_tokens"}
+        return {_Refusal.model_validate_json(answer.body).error.param or ""} & {"temperature", "max_tokens"}
     except ValidationError:
         return set()
 
 
-def _asked_wait_s(response: httpx.Response) -> float | None:
+def _asked_wait_s(answer: _Answer) -> float | None:
     """Return the seconds that a `Retry-After` asks for."""
     try:
-        return min(MAX_WAIT_S, max(0.0, float(response.headers.get("retry-after", ""))))
+        return min(MAX_WAIT_S, max(0.0, float(answer.retry_after)))
     except ValueError:
         return None

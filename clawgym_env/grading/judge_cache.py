@@ -7,6 +7,7 @@ find what is there; without one the latest are kept in memory. Invariant: a file
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections import OrderedDict
 from contextlib import suppress
@@ -14,6 +15,8 @@ from pathlib import Path
 from uuid import uuid4
 
 from clawgym_env.sandbox.threads import in_thread
+
+logger = logging.getLogger(__name__)
 
 MAX_IN_MEMORY = 1024
 
@@ -41,8 +44,11 @@ class ReplyCache:
             self._latest[key] = reply
             if len(self._latest) > MAX_IN_MEMORY:
                 self._latest.popitem(last=False)
-        else:
+            return
+        try:
             await in_thread(functools.partial(_write, self._path(key), reply))
+        except OSError as error:  # a full disk: the reply in hand is still good
+            logger.warning("A judge's reply could not be kept, equal questions will be paid again: %s", error)
 
     def _path(self, key: str) -> Path:
         assert self.folder is not None

@@ -60,8 +60,9 @@ def judge_prompt(
         well_formed(f"path: {json.dumps(bounded(file.path, NAME_CHARS))}\n\n{file.text}") for file in evidence.files
     ]
     others = bounded("\n".join(map(json.dumps, evidence.not_shown)), NAMES_CHARS)
+    removed = bounded("\n".join(map(json.dumps, evidence.removed)), NAMES_CHARS)
     talk = None if conversation is None else well_formed(bounded(_talk(conversation), CONVERSATION_CHARS))
-    mark = hashlib.sha256(json.dumps([files, others, talk]).encode()).hexdigest()[:32]
+    mark = hashlib.sha256(json.dumps([files, others, removed, talk]).encode()).hexdigest()[:32]
     fence = functools.partial(_fence, mark)
     parts = [f"MARK is {mark}.", "# The task", *instructions]
     if guidance:
@@ -69,6 +70,8 @@ def judge_prompt(
     parts += ["# The files", *(fence("file", file) for file in files or ["There are none."])]
     if others:
         parts += ["There are more files than can be shown; these are the names of the others.", fence("names", others)]
+    if removed:
+        parts += ["These files were there at the start and are gone.", fence("names", removed)]
     if talk is not None:
         parts += ["# What the user and the agent said", fence("conversation", talk)]
     parts += ["# The criteria", *(_criterion(position, one) for position, one in enumerate(criteria))]

@@ -6,8 +6,11 @@ XML. Invariant: reading is bounded, and a file that is not what its name says is
 
 from __future__ import annotations
 
+import lzma
 import re
+import struct
 import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,6 +18,19 @@ from xml.etree import ElementTree
 MAX_PART_BYTES = 16 << 20
 """Of one unpacked XML part; a larger one is no text."""
 MAX_PARTS = 200
+_BROKEN = (
+    OSError,
+    EOFError,
+    ValueError,
+    LookupError,
+    RuntimeError,  # encrypted, a method of compression that nobody knows, or XML of endless depth
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    ElementTree.ParseError,
+)
+"""What Python raises on archives that are none, too big or broken in the middle."""
 MAX_CHARS = 1_000_000
 """Of the whole text; what would follow is left out."""
 
@@ -33,7 +49,7 @@ def office_text(path: Path) -> str | None:
                 if room <= 0:
                     break
             return "\n".join(lines)
-    except (OSError, KeyError, ValueError, zipfile.BadZipFile, ElementTree.ParseError, NotImplementedError, EOFError):
+    except _BROKEN:
         return None
 
 

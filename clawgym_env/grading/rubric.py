@@ -29,7 +29,7 @@ async def grade_rubric(grading: RubricGrading, task: Task, evidence: Evidence, o
     Raises:
         GraderError: the judge gave no usable verdict.
     """
-    nothing = not evidence.files and not (grading.show_conversation and outcome.conversation)
+    nothing = evidence.is_empty and not (grading.show_conversation and outcome.conversation)
     asked = [] if nothing else [one for one in grading.criteria if one.file not in evidence.missing]
     together = [[one] for one in asked] if grading.separate_calls or not asked else [asked]
     answers = await asyncio.gather(
@@ -38,6 +38,11 @@ async def grade_rubric(grading: RubricGrading, task: Task, evidence: Evidence, o
     scores = {one.name: 0.0 for one in grading.criteria}
     lines = ["The agent left nothing to judge."] if nothing else []
     lines += [f"{one.name}: 0, no file {one.file}" for one in grading.criteria if not nothing and one not in asked]
+    lines += [
+        f"Shown to the judge by name only, since it is no text: {file.path}"
+        for file in evidence.files
+        if not file.is_text
+    ]
     used = JudgeUsage()
     for criteria, answer in zip(together, answers, strict=True):
         if isinstance(answer, BaseException):

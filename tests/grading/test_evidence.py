@@ -47,6 +47,28 @@ def test_without_patterns_what_the_agent_made_or_changed_is_shown() -> None:
     assert texts(evidence) == {"in/b.txt": "edited", "out/new.txt": "new"}
 
 
+def test_hidden_files_and_workflows_are_work_and_what_programs_keep_in_hidden_folders_is_not() -> None:
+    work = {".gitignore": b"*.o", ".github/workflows/ci.yml": b"on: push"}
+    kept = {".git/HEAD": b"ref", ".venv/x.py": b"", ".github/__pycache__/x.pyc": b"", ".tool/state.json": b"{}"}
+    assert texts(shown(work | kept)) == {".github/workflows/ci.yml": "on: push", ".gitignore": "*.o"}
+
+
+def test_given_files_that_are_gone_are_told_where_nothing_else_is_asked_for() -> None:
+    assert shown({}, script="rm in/a.txt").removed == ("in/a.txt",)
+    assert shown({}, script="rm in/a.txt").is_empty is False
+    assert shown({}).is_empty is True
+    assert shown({}, "out/*", script="rm in/a.txt").is_empty is True
+    assert shown({}, script="mv in/a.txt in/c.txt && ln -s nowhere in/a.txt").removed == ()
+
+
+@pytest.mark.parametrize("codec", ["utf-8", "utf-8-sig", "utf-16", "cp1252"])
+def test_text_is_text_in_every_usual_encoding(codec: str) -> None:
+    said = "Größe;Übermaß;Äpfel\n" * 9
+    evidence = shown({"a.csv": said.encode(codec)})
+    assert texts(evidence) == {"a.csv": said}
+    assert evidence.files[0].is_text
+
+
 def test_patterns_choose_among_all_files_and_a_folder_stands_for_what_is_in_it() -> None:
     files = {"out/deep/x.txt": b"x", "out/y.md": b"y", "z.md": b"z"}
     assert texts(shown(files, "in/a.*")) == {"in/a.txt": "given"}
@@ -111,6 +133,16 @@ def package(parts: Mapping[str, str]) -> bytes:
     return data.getvalue()
 
 
+def damaged(at: int, data: bytes) -> bytes:
+    """Return a Word file with other bytes in it: at an offset in its first local header, and in the directory."""
+    whole = bytearray(package({"word/document.xml": f"<x>{' '.join(map(str, range(999)))}</x>"}))
+    whole[at : at + len(data)] = data
+    if at < 0x1A:  # the directory repeats flags and method two bytes further on
+        directory = whole.index(b"PK\x01\x02")
+        whole[directory + at + 2 : directory + at + 2 + len(data)] = data
+    return bytes(whole)
+
+
 DOCX = package(
     {
         "word/document.xml": '<w:document xmlns:w="urn:w"><w:body><w:p><w:r><w:t>One</w:t><w:tab/><w:t>two</w:t></w:r>'
@@ -149,6 +181,10 @@ def test_the_words_of_office_files_are_shown() -> None:
         package({"word/document.xml": '<!DOCTYPE x [<!ENTITY a "aaaa">]><x>&a;</x>'}),
         package({"word/document.xml": "<x>" + " " * (17 << 20) + "</x>"}),
         DOCX[:-30],
+        damaged(0x06, b"\x01"),  # says that it is encrypted
+        damaged(0x08, b"\x63"),  # a method of compression that nobody knows
+        damaged(0x40, b"\xff" * 8),  # its compressed bytes
+        package({"word/document.xml": "<a>" * 100_000 + "</a>" * 99_999}),
     ],
 )
 def test_an_office_file_that_is_none_or_too_much_is_no_text(data: bytes, tmp_path: Path) -> None:

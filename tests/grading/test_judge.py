@@ -1,6 +1,7 @@
 """The judge client over a mocked transport: what is retried, what is told, what is paid for."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
@@ -205,3 +206,55 @@ def test_a_judge_is_named_by_address_and_model() -> None:
 
 def test_usage_adds_up() -> None:
     assert JudgeUsage(1, 0, 5, 2) + JudgeUsage(2, 1, 1, 1) == JudgeUsage(3, 1, 6, 3)
+
+
+@pytest.mark.parametrize(
+    "usage", [None, [], "many", {"prompt_tokens": None}, {"prompt_tokens": 1.5}, {"prompt_tokens": -5}]
+)
+def test_odd_counts_of_a_server_do_not_cost_a_good_reply(usage: object) -> None:
+    body = {"choices": [{"message": {"content": "0.5"}}], "usage": usage}
+    assert ask(Endpoint([httpx.Response(200, json=body)]).judge()) == (0.5, JudgeUsage(1))
+
+
+def test_a_reply_in_parts_is_put_together() -> None:
+    parts = [{"type": "thinking", "thinking": [{"type": "text", "text": "9"}]}, {"type": "text", "text": "0.5"}]
+    body = {"choices": [{"message": {"content": parts}}]}
+    assert ask(Endpoint([httpx.Response(200, json=body)]).judge()) == (0.5, JudgeUsage(1))
+
+
+def test_an_answer_without_end_is_left_and_not_kept_in_memory() -> None:
+    sent: list[int] = []
+
+    class Endless(httpx.AsyncByteStream):
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            while True:
+                sent.append(1 << 20)
+                yield bytes(1 << 20)
+
+    async def serve(request: httpx.Request) -> httpx.Response:
+        return httpx.Response(200, stream=Endless())
+
+    judge = Judge("http://judge/v1", "m", max_retries=0, transport=httpx.MockTransport(serve))
+    with pytest.raises(GraderError, match="more than 8388608 bytes"):
+        ask(judge)
+    assert sum(sent) < 10 << 20
+
+
+@pytest.mark.parametrize("status", [401, 503])
+def test_a_key_that_the_server_repeats_is_in_no_error(status: int) -> None:
+    endpoint = Endpoint([httpx.Response(status, json={"error": {"message": "Wrong API key: sk-secret"}})])
+    with pytest.raises(GraderError, match="Wrong API key: ") as caught:
+        ask(endpoint.judge(api_key="sk-secret"))
+    assert "sk-secret" not in str(caught.value)
+
+
+def test_an_address_with_a_password_is_refused_since_results_name_it() -> None:
+    with pytest.raises(ValueError, match="without a user or password") as caught:
+        Judge("https://me:hunter2@judge/v1", "m")
+    assert "hunter2" not in str(caught.value)
+
+
+def test_a_reply_that_cannot_be_kept_is_still_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "full").write_text("no folder")
+    assert ask(Endpoint(["0.5"]).judge(cache=tmp_path / "full")) == (0.5, JudgeUsage(1, 0, 10, 2))
+    assert "could not be kept" in caplog.text

@@ -162,6 +162,18 @@ def test_an_agent_that_left_nothing_scores_nothing_and_the_judge_is_not_asked(ch
     assert endpoint.asked == []
 
 
+def test_an_agent_that_only_took_files_away_is_judged_for_it() -> None:
+    endpoint = Endpoint([verdict(1, 1)])
+    task = rubric_task().model_copy(update={"files": (TaskFile(path="junk.tmp", data=b"x"),)})
+    assert grade(task, endpoint.judge(), {}).reward == 1.0
+    assert '"junk.tmp"' in endpoint.prompts[0].split("These files were there at the start and are gone.")[1]
+
+
+def test_a_file_that_the_judge_cannot_read_is_named_in_the_output() -> None:
+    got = grade(rubric_task(), Endpoint([verdict(0, 0)]).judge(), {"plan.pdf": "%PDF\0"})
+    assert "Shown to the judge by name only, since it is no text: plan.pdf" in got.output
+
+
 def test_criteria_may_be_asked_one_by_one() -> None:
     class ByQuestion(Endpoint):
         async def __call__(self, request: httpx.Request) -> httpx.Response:
