@@ -26,6 +26,7 @@ from clawgym_env.rollout import Exclusion, Rollout
 from clawgym_env.trace.prefix_tree import Selection
 from learners.advantages import Floats, group_key, group_metrics
 from learners.base import LearnerState
+from learners.forest import Packing, packed, supported
 from learners.forward import token_logprobs
 from learners.interrupts import deferred_interrupt
 from learners.losses import (
@@ -36,7 +37,7 @@ from learners.losses import (
     token_weights,
     truncated_importance_weights,
 )
-from learners.rows import MicroBatch, num_trained, pack, trained_rows, training_rows
+from learners.rows import MicroBatch, num_trained, trained_rows, training_rows
 from learners.statistics import TokenStatistics
 
 if TYPE_CHECKING:
@@ -64,6 +65,7 @@ class PolicyGradientLearner(ABC):
         updates_per_batch: int = 1,
         max_grad_norm: float = 1.0,
         micro_batch_tokens: int = 8192,
+        packing: Packing = "auto",
         gradient_checkpointing: bool = False,
         selection: Selection = Selection(),
         lora: LoraConfig | int | None = None,
@@ -73,13 +75,15 @@ class PolicyGradientLearner(ABC):
 
         Args:
             policy: what is trained and sampled from.
-            learning_rate: of AdamW, constant.
+            learning_rate: of AdamW; constant unless a schedule calls `scale_learning_rate`.
             tis_cap: c̄, the largest weight a token gets for being likelier now than when it was sampled.
             kl_coef: β of the k3 penalty towards the policy as it is now; above 0 a frozen copy is kept.
             loss_weight: what the loss is a mean of; see `losses.token_weights`.
             updates_per_batch: optimizer steps on each batch, each over all of it.
             max_grad_norm: the gradient is scaled down to it; `math.inf` only measures.
             micro_batch_tokens: positions of one forward pass, padding included. Bounds memory, changes nothing else.
+            packing: "forest" computes what rows share once, "flat" does not; "auto" does where the model allows it and
+                enough is shared to pay. Changes time and memory, nothing else.
             gradient_checkpointing: compute activations twice instead of keeping them.
             selection: which calls are trained.
             lora: put adapters of this shape into the policy and train them instead of its weights; a number is the
@@ -110,6 +114,7 @@ class PolicyGradientLearner(ABC):
         self.updates_per_batch = updates_per_batch
         self.max_grad_norm = max_grad_norm
         self.micro_batch_tokens = micro_batch_tokens
+        self.packing: Packing = supported(packing, policy.module)
         self.selection = selection
         self._engine = engine
         self._reference = copy.deepcopy(policy.module).requires_grad_(False) if kl_coef else None
@@ -160,15 +165,24 @@ class PolicyGradientLearner(ABC):
         rows = training_rows(rows_of, advantages, token_weights(num_tokens, keys, self.loss_weight))
         if not self.kl_coef:
             rows = [row for row in rows if row.advantages.any()]
-        batches = pack(rows, max_tokens=self.micro_batch_tokens, device=self.policy.module.device)
+        batches, sharing = packed(
+            rows, packing=self.packing, max_tokens=self.micro_batch_tokens, module=self.policy.module
+        )
         return {
             **_batch_metrics(rollouts, survivors, exclusions),
             **group_metrics(np.array([rollout.reward for rollout in survivors]), keys),
+            **sharing,
             **self._train(batches),
             "tokens/trained": float(num_tokens.sum()),
             "policy/version": float(self.engine().policy_version),
             "time/update_s": time.perf_counter() - started,
         }
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Take the next updates at `factor` times the learning rate given at construction (see `schedules`)."""
+        _require(factor >= 0, "a learning rate factor of at least 0", factor)
+        for group in self._optimizer.param_groups:
+            group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
     def state_dict(self) -> LearnerState:
         """Return parameters (frozen ones too), optimizer state, policy version and, with a KL penalty, the reference.
