@@ -8,6 +8,7 @@ before. Invariant: a forest shares computation only. Each row keeps its loss ter
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,7 +19,8 @@ import numpy.typing as npt
 import torch
 from torch import nn
 
-from learners.rows import MicroBatch, TrainingRow, micro_batch
+from learners import tree_attention
+from learners.rows import MicroBatch, TrainingRow, micro_batch, pack
 from learners.tree_attention import ForestLayout, Kernel, Segment, Span
 
 if TYPE_CHECKING:
@@ -31,6 +33,50 @@ BREAK_EVEN = 1.1
 """Flat tokens per packed token from which on a forest is faster than flat rows."""
 
 Ints: TypeAlias = npt.NDArray[np.int64]
+
+logger = logging.getLogger(__name__)
+
+
+def supported(packing: Packing, module: PreTrainedModel) -> Packing:
+    """Return "flat" in place of "auto" where a model cannot be computed as a forest, and log why.
+
+    Raises:
+        ValueError: "forest" for such a model, or no packing at all.
+    """
+    if packing not in PACKINGS:
+        raise ValueError(f"Expected packing out of {PACKINGS}, got {packing!r}.")
+    reason = tree_attention.reason_against(module) if packing != "flat" else None
+    if reason is None:
+        return packing
+    if packing == "forest":
+        raise ValueError(
+            f"Expected a model of full causal softmax attention for packing='forest', but {reason}. "
+            "Use packing='auto' or 'flat'."
+        )
+    logger.info("Rows of %s are trained one by one, not as a forest: %s", type(module).__name__, reason)
+    return "flat"
+
+
+def packed(
+    rows: Sequence[TrainingRow], *, packing: Packing, max_tokens: int, module: PreTrainedModel
+) -> tuple[list[MicroBatch], dict[str, float]]:
+    """Pack rows for a model, as `supported` allows; "auto" is flat below `BREAK_EVEN`.
+
+    Returns:
+        The micro-batches; and unless flat was asked for, `forest/dedup_ratio`, `forest/ideal_saving` (see `Sharing`)
+        and `forest/planted`, 1 where the micro-batches are forests and 0 where sharing is too low to pay.
+    """
+    if packing == "flat":
+        return pack(rows, max_tokens=max_tokens, device=module.device), {}
+    forests = plant(rows, max_tokens=max_tokens, device=module.device)
+    saved = sharing(rows, forests)
+    planted = packing == "forest" or saved.dedup_ratio >= BREAK_EVEN
+    metrics = {
+        "forest/dedup_ratio": saved.dedup_ratio,
+        "forest/ideal_saving": saved.ideal_saving(Flops.of(module)),
+        "forest/planted": float(planted),
+    }
+    return (forests if planted else pack(rows, max_tokens=max_tokens, device=module.device)), metrics
 
 
 def plant(
@@ -103,7 +149,7 @@ class Sharing:
     @property
     def dedup_ratio(self) -> float:
         """Flat tokens per packed token; 1 where nothing is shared."""
-        return self.flat_tokens / max(self.packed_tokens, 1)
+        return self.flat_tokens / self.packed_tokens if self.packed_tokens else 1.0
 
     def ideal_saving(self, flops: Flops) -> float:
         """Return how many times faster than flat rows a step would be if time were FLOPs."""
