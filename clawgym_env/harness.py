@@ -16,6 +16,7 @@ from typing import ClassVar, Protocol
 from clawgym_env.messages import ChatRequest, Dialect, Message
 from clawgym_env.sandbox.base import Mount, Sandbox
 from clawgym_env.tasks.task import McpServer as McpServer  # part of the contract
+from clawgym_env.tasks.task import Task
 from clawgym_env.trace.calls import CallKind
 
 
@@ -93,6 +94,20 @@ class HarnessAdapter(ABC):
     """False where a run without a single model call is no failure (oracle, noop)."""
     memory_mb: int = 2048
     """What the product needs at least; the sandbox gets the larger of this and the task's own limit."""
+
+    def refusal(self, task: Task) -> str:
+        """Return why this harness cannot do a task; empty where it can."""
+        if any(not turn.new_session for turn in task.turns) and not self.supports_resume:
+            return (
+                f"Expected a harness that can go on with its session for task {task.id!r}, got {self.name!r}. "
+                "Choose another harness, or tasks of one turn."
+            )
+        if task.mcp_servers and not self.supports_mcp:
+            return (
+                f"Expected a harness that speaks MCP for task {task.id!r}, got {self.name!r}. "
+                "Choose another harness, or tasks without mcp_servers."
+            )
+        return ""
 
     def install(self, cache: Path) -> None:  # noqa: B027 (an adapter with nothing to install is fine)
         """Put the product into `cache` (may take minutes). Idempotent."""

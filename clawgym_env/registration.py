@@ -17,8 +17,11 @@ IDS: dict[str, str] = {
     "command": "Command",
     "mini-swe-agent": "MiniSWE",
     "gemini-cli": "GeminiCLI",
+    "mix": "Mix",
 }
-"""Harness name (as in `clawgym install NAME`) to the middle of its id."""
+"""Harness name (as in `clawgym install NAME`) to the middle of its id; "mix" draws one out of `MIX` for each group."""
+MIX: tuple[str, ...] = ("mini", "pi")
+"""The harnesses of "mix" unless `harness=` names others."""
 
 
 def env_id(harness: str) -> str:
@@ -47,7 +50,7 @@ def register_all() -> None:
             id=env_id(harness),
             entry_point="clawgym_env.envs.rollout:RolloutEnv",
             vector_entry_point="clawgym_env.envs.rollout_vector:RolloutVectorEnv",
-            kwargs={"harness": harness},
+            kwargs={"harness": list(MIX) if harness == "mix" else harness},
             # A seed fixes the task and the sampling seeds, but neither the harness's clock nor the engine's kernels.
             nondeterministic=True,
         )

@@ -87,17 +87,9 @@ class RolloutRequest:
             HarnessNotInstalled: with the command to run.
             HarnessUnsuitable: the task has MCP servers or goes on with a session, and the harness cannot.
         """
-        if any(not turn.new_session for turn in self.task.turns) and not self.adapter.supports_resume:
-            raise HarnessUnsuitable(
-                f"Expected a harness that can go on with its session for task {self.task.id!r}, "
-                f"got {self.adapter.name!r}. Choose another harness, or tasks of one turn."
-            )
+        if refusal := self.adapter.refusal(self.task):
+            raise HarnessUnsuitable(refusal)
         servers = self.task.mcp_servers
-        if servers and not self.adapter.supports_mcp:
-            raise HarnessUnsuitable(
-                f"Expected a harness that speaks MCP for task {self.task.id!r}, got {self.adapter.name!r}. "
-                "Choose another harness, or tasks without mcp_servers."
-            )
         mounts = list(self.adapter.mounts(cache))
         ready = []
         for server in servers:

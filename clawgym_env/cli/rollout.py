@@ -12,7 +12,7 @@ from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes, arg
 
 from clawgym_env.cli._rollout_args import CommonRolloutArgs
 from clawgym_env.envs._face import grade_line
-from clawgym_env.envs.sampler import Draw, GroupSampler
+from clawgym_env.envs.sampler import Draw
 from clawgym_env.envs.service import RolloutService
 from clawgym_env.grading.base import JudgeUsage
 from clawgym_env.rollout import Rollout
@@ -100,7 +100,7 @@ def _cost(usage: JudgeUsage) -> str:
 
 
 def _draws(service: RolloutService, args: RolloutArgs) -> Iterator[Draw]:
-    sampler = GroupSampler(service.tasks, service.harnesses)
+    sampler = service.sampler()
     sampler.reseed(args.seed)
     for index in range(min(args.limit, len(service.tasks))):
         draw = sampler.draw(service.tasks[index].id)

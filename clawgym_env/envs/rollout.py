@@ -18,7 +18,7 @@ from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.envs import _face
 from clawgym_env.envs._face import Info, Observation
 from clawgym_env.envs._shared import SharesLiveKeywords, unshare
-from clawgym_env.envs.sampler import Draw, GroupSampler
+from clawgym_env.envs.sampler import Draw
 from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
 from clawgym_env.grading.base import GraderLike
 from clawgym_env.grading.judge import JudgeLike
@@ -35,7 +35,8 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
 
     Args:
         tasks: a path in one of the task formats, a name ("bundled:level=1"), or `Task`s.
-        harness: a name ("mini", "claude-code?bare"), an import path, an adapter, or several to draw from.
+        harness: a name ("mini", "claude-code?bare"), an import path, an adapter, or several to draw from: all pairs of
+            task and harness alike (["mini", "pi"]), or by weight ({"mini": 1, "pi": 2}); see `GroupSampler`.
         policy: an embedded policy: "tiny" (the default), "smollm2", a Hugging Face folder, or a loaded one.
         engine: instead of `policy`: "scripted:FILE", an import path, or a live engine (it is not closed here).
         policies: instead of both: several by name; the action says which one answers.
@@ -88,7 +89,7 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
             limits=limits,
             run_dir=run_dir,
         )
-        self._sampler = GroupSampler(self._service.tasks, self._service.harnesses)
+        self._sampler = self._service.sampler()
         self._first_seed = seed
         self.render_mode = render_mode
         self.observation_space = _face.observation_space(len(self._service.harnesses))

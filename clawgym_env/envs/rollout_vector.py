@@ -23,7 +23,7 @@ from clawgym_env.envs import _face
 from clawgym_env.envs._face import Info, Observation
 from clawgym_env.envs._shared import SharesLiveKeywords, unshare
 from clawgym_env.envs.rollout import RolloutEnv
-from clawgym_env.envs.sampler import Draw, GroupSampler
+from clawgym_env.envs.sampler import Draw
 from clawgym_env.envs.service import DEFAULT_TASKS, HarnessLike, Policies, RolloutService, SandboxLike
 from clawgym_env.grading.base import GraderLike
 from clawgym_env.grading.judge import JudgeLike
@@ -98,7 +98,7 @@ class RolloutVectorEnv(
             run_dir=run_dir,
             max_concurrency=max_concurrency if max_concurrency is not None else min(num_envs, DEFAULT_CONCURRENCY),
         )
-        self._sampler = GroupSampler(self._service.tasks, self._service.harnesses)
+        self._sampler = self._service.sampler()
         self._first_seed = seed
         self.num_envs = num_envs
         self.group_size = group_size

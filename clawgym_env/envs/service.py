@@ -16,7 +16,7 @@ from clawgym_env import registry
 from clawgym_env._loop import shared_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine, SamplingParams
-from clawgym_env.envs.sampler import Draw
+from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.grading.base import GraderLike
 from clawgym_env.grading.judge import Judge, JudgeLike
 from clawgym_env.grading.task_grader import TaskGrader, as_grader
@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-HarnessLike: TypeAlias = Union[str, HarnessAdapter, Sequence["str | HarnessAdapter"]]
-"""A name ("claude-code?bare"), an import path, an adapter, or several to draw from."""
+HarnessLike: TypeAlias = Union[
+    str, HarnessAdapter, Sequence["str | HarnessAdapter"], Mapping["str | HarnessAdapter", float]
+]
+"""A name ("claude-code?bare"), an import path, an adapter, or several to draw from, by weight where a mapping."""
 PolicyLike: TypeAlias = Union[str, Path, "Policy", Engine]
 """An embedded policy ("tiny", a Hugging Face folder), an engine ("scripted:FILE", an import path), or either, live."""
 Policies: TypeAlias = Union[Mapping[str, PolicyLike], Sequence["str | ServedPolicy"]]
@@ -69,6 +71,7 @@ class RolloutService:
         self.tasks = load_tasks(tasks)
         several = [harness] if isinstance(harness, str | HarnessAdapter) else harness
         self.harnesses = tuple(map(registry.adapter, several))
+        self._harness_weights = list(several.values()) if isinstance(several, Mapping) else None
         self._sampling = SamplingParams.model_validate(sampling or {})
         self._arms = _arms(policy, engine, policies, self._sampling)
         self._served: dict[int, ServedPolicy] = {}
@@ -85,6 +88,14 @@ class RolloutService:
         self._pool: RolloutPool | None = None
         self._store: RolloutStore | None = None
         self.closed = False
+
+    def sampler(self) -> GroupSampler:
+        """Return what draws groups from the tasks and harnesses.
+
+        Raises:
+            ValueError: there are none, or the weights of the harnesses are no positive numbers.
+        """
+        return GroupSampler(self.tasks, self.harnesses, weights=self._harness_weights)
 
     @property
     def policy_names(self) -> tuple[str, ...]:

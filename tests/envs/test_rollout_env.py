@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import copy
 import warnings
+from collections import Counter
 from pathlib import Path
 
 import gymnasium as gym
@@ -297,11 +299,18 @@ def test_ids_are_registered_once_and_found_by_harness_name() -> None:
         spec = gym.spec(clawgym_env.env_id(harness))
         assert spec.nondeterministic
         assert spec.kwargs == {"harness": harness}
+    assert gym.spec(clawgym_env.env_id("mix")).kwargs == {"harness": ["mini", "pi"]}
     with pytest.raises(ValueError, match="Did you mean 'openclaw'"):
         clawgym_env.env_id("openclau")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         clawgym_env.registration.register_all()
+
+
+def test_harnesses_come_by_weight() -> None:
+    with contextlib.closing(gym.make(MINI, **keywords(harness={InProcessHarness(): 1.0, Other(): 3}))) as env:
+        seen = Counter(env.reset(seed=0 if i == 0 else None)[1]["harness"] for i in range(64))
+    assert seen == {"in-process": 16, "other": 48}
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
