@@ -1,7 +1,7 @@
 """Advantages of whole rollouts, from their rewards alone.
 
-Pure functions between `Rollout.reward` and `rows.training_rows`. Invariant: statistics are taken inside one group of
-trainable survivors, so a reward never moves the advantages of another group.
+Pure functions between `Rollout.reward` and `rows.training_rows`; those of a critic are in `gae`. Invariant: statistics
+are taken inside one group of trainable survivors, so a reward never moves the advantages of another group.
 """
 
 from __future__ import annotations
@@ -51,6 +51,43 @@ def group_relative(rewards: Floats, keys: Sequence[Hashable], *, epsilon: float 
         if group.min() < group.max():
             advantages[members] = (group - group.mean()) / (group.std() + epsilon)
     return advantages
+
+
+def leave_one_out(rewards: Floats, keys: Sequence[Hashable]) -> Floats:
+    """Compare each reward with the mean of the others in its group (RLOO).
+
+    Â_i = R_i − (Σ_{j≠i} R_j) / (n − 1) = (R_i − μ) n / (n − 1): Kool et al. 2019; Ahmadian et al. 2024 for language
+    models. Without a division by σ, and unbiased, since no reward is in its own baseline.
+
+    Args:
+        rewards: shape [n], of trainable survivors only.
+        keys: the group of each, length n.
+
+    Returns:
+        Shape [n]. Exactly 0 in a group of one and in a group whose rewards are all equal.
+    """
+    advantages = np.zeros_like(rewards)
+    for members in group_members(keys).values():
+        group = rewards[members]
+        if group.min() < group.max():
+            advantages[members] = (group - group.mean()) * (len(group) / (len(group) - 1))
+    return advantages
+
+
+def whitened(advantages: Floats, weights: Floats) -> Floats:
+    """Shift and scale the advantages of a batch's tokens to mean 0 and deviation 1 under the weights of the loss.
+
+    Args:
+        advantages: shape [U].
+        weights: shape [U], of each token in the loss; they sum to 1.
+
+    Returns:
+        Shape [U]. Exactly 0 where all advantages are equal.
+    """
+    if not len(advantages) or advantages.min() == advantages.max():
+        return np.zeros_like(advantages)
+    centred = advantages - weights @ advantages
+    return centred / np.sqrt(weights @ centred**2)
 
 
 def group_metrics(rewards: Floats, keys: Sequence[Hashable]) -> dict[str, float]:

@@ -44,8 +44,14 @@ def token_logprobs(module: PreTrainedModel, batch: MicroBatch) -> tuple[Tensor, 
     return logprobs_of(module, trained_hidden(module, batch), batch)
 
 
-def logprobs_of(module: PreTrainedModel, hidden: Tensor, batch: MicroBatch) -> tuple[Tensor, Tensor]:
-    """Do the second half of `token_logprobs`: from the hidden states of `trained_hidden`, shape [M, H], on."""
+def logprobs_of(
+    module: PreTrainedModel, hidden: Tensor, batch: MicroBatch, *, entropy_gradient: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Do the second half of `token_logprobs`: from the hidden states of `trained_hidden`, shape [M, H], on.
+
+    Args:
+        entropy_gradient: whether the entropies have a gradient, too.
+    """
     model: Any = module
     head: nn.Module = model.get_output_embeddings()
     size = max(1, LOGITS // model.config.get_text_config().vocab_size)
@@ -53,17 +59,21 @@ def logprobs_of(module: PreTrainedModel, hidden: Tensor, batch: MicroBatch) -> t
     chunks = list(zip(*parts, strict=True))
     # Backward keeps the logits of a single chunk; those of several are computed again instead.
     if len(chunks) > 1 and torch.is_grad_enabled():
-        results = [checkpoint(_chunk, head, *chunk, use_reentrant=False) for chunk in chunks]
+        results = [
+            checkpoint(_chunk, head, *chunk, entropy_gradient=entropy_gradient, use_reentrant=False) for chunk in chunks
+        ]
     else:
-        results = [_chunk(head, *chunk) for chunk in chunks]
+        results = [_chunk(head, *chunk, entropy_gradient=entropy_gradient) for chunk in chunks]
     logprobs, entropies = zip(*results, strict=True)
     return torch.cat(logprobs), torch.cat(entropies)
 
 
-def _chunk(head: nn.Module, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+def _chunk(
+    head: nn.Module, hidden: Tensor, targets: Tensor, temperatures: Tensor, *, entropy_gradient: bool
+) -> tuple[Tensor, Tensor]:
     logits: Tensor = head(hidden)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]
     chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
-    with torch.no_grad():
-        entropies = entropy(logits.detach())
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        entropies = entropy(logits)
     return chosen - torch.logsumexp(logits, dim=-1), entropies

@@ -20,6 +20,9 @@ from learners.advantages import Floats, group_members
 LossWeight: TypeAlias = Literal["rollout", "token", "group"]
 LOSS_WEIGHTS: tuple[LossWeight, ...] = get_args(LossWeight)
 
+TisMode: TypeAlias = Literal["truncate", "mask"]
+TIS_MODES: tuple[TisMode, ...] = get_args(TisMode)
+
 
 def clipped_policy_loss(
     logprobs: Tensor, old_logprobs: Tensor, advantages: Tensor, *, clip_low: float, clip_high: float
@@ -34,25 +37,46 @@ def clipped_policy_loss(
     return -torch.minimum(ratio * advantages, clipped * advantages)
 
 
-def truncated_importance_weights(old_logprobs: Tensor, rollout_logprobs: Tensor, *, cap: float) -> Tensor:
+def clipped_value_loss(values: Tensor, old_values: Tensor, returns: Tensor, *, clip: float) -> Tensor:
+    """Return the squared error of a critic that may not go far in one update, shape [M].
+
+    max((V − G)², (V_old + clip(V − V_old, −ε, ε) − G)²): the masked squared error of ClawGym II equation 4, clipped as
+    in the code released with PPO (Schulman et al. 2017). Beyond ε a value has no gradient towards its return, but one
+    that moved away from it is pulled back. `math.inf` leaves (V − G)².
+    """
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.maximum((values - returns).square(), (clipped - returns).square())
+
+
+def importance_weights(
+    old_logprobs: Tensor, rollout_logprobs: Tensor, *, cap: float, mode: TisMode = "truncate"
+) -> Tensor:
     """Return how much each token counts, given that another program sampled it, shape [M], without gradient.
 
-    w = min(exp(log π_old − log π_rollout), c̄): ClawGym II equation 10. c̄ is not published; 2 is the default of the
-    trainer its first version used.
+    With r = π_old / π_rollout:
+
+    - "truncate": w = min(r, c̄), ClawGym II equation 10. c̄ is not published; 2 is the default of the trainer its first
+      version used.
+    - "mask": w = r where 1/c̄ ≤ r ≤ c̄, else 0: a token on which the two programs disagree by more teaches nothing (as
+      in IcePop, whose bounds are set apart).
     """
-    return torch.exp(old_logprobs - rollout_logprobs).clamp(max=cap).detach()
+    ratio = torch.exp(old_logprobs - rollout_logprobs).detach()
+    if mode == "mask":
+        return torch.where((ratio <= cap) & (ratio * cap >= 1.0), ratio, 0.0)
+    return ratio.clamp(max=cap)
 
 
 def k3(log_ratio: Tensor) -> Tensor:
     """Return Schulman's k3 estimate of KL(q ‖ p) for each sample of q, shape of the input, never negative.
 
-    exp(r) − 1 − r with r = log p − log q.
+    exp(r) − 1 − r with r = log p − log q: unbiased, with less variance than −r (Schulman 2020, "Approximating KL
+    divergence"). As a penalty q is π_θ and p the reference, ClawGym II equation 6.
     """
     return torch.expm1(log_ratio) - log_ratio
 
 
 def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy of each distribution; [M, V] to [M]."""
+    """Return the entropy −Σ_v p_v log p_v of each distribution; [M, V] to [M], nats."""
     logprobs = torch.log_softmax(logits, dim=-1)
     return -(logprobs.exp() * logprobs).sum(dim=-1)
 

@@ -15,7 +15,8 @@ from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
 import torch
@@ -23,21 +24,23 @@ from torch import Tensor, nn
 
 from clawgym_env.engine.base import Engine
 from clawgym_env.rollout import Exclusion, Rollout
-from clawgym_env.trace.prefix_tree import Selection
+from clawgym_env.trace.prefix_tree import Selection, TokenRow
 from learners.advantages import Floats, group_key, group_metrics
 from learners.base import LearnerState
 from learners.forest import Packing, packed, supported
-from learners.forward import token_logprobs
+from learners.forward import logprobs_of, token_logprobs, trained_hidden
 from learners.interrupts import deferred_interrupt
 from learners.losses import (
     LOSS_WEIGHTS,
+    TIS_MODES,
     LossWeight,
+    TisMode,
     clipped_policy_loss,
+    importance_weights,
     k3,
     token_weights,
-    truncated_importance_weights,
 )
-from learners.rows import MicroBatch, num_trained, trained_rows, training_rows
+from learners.rows import MicroBatch, TrainingRow, num_trained, trained_rows, training_rows
 from learners.statistics import TokenStatistics
 
 if TYPE_CHECKING:
@@ -45,6 +48,37 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from clawgym_env.policy import Policy
+
+
+class Survivor(NamedTuple):
+    """A rollout that counts."""
+
+    rollout: Rollout
+    rows: tuple[TokenRow, ...]
+    """Its trained rows, at least one."""
+
+
+class PolicyGradientSettings(TypedDict, total=False):
+    """The keywords of `PolicyGradientLearner`, for learners that add some of their own."""
+
+    learning_rate: float
+    betas: tuple[float, float]
+    weight_decay: float
+    clip_low: float
+    clip_high: float
+    tis_cap: float
+    tis_mode: TisMode
+    kl_coef: float
+    entropy_coef: float
+    loss_weight: LossWeight
+    updates_per_batch: int
+    max_grad_norm: float
+    micro_batch_tokens: int
+    packing: Packing
+    gradient_checkpointing: bool
+    selection: Selection
+    lora: LoraConfig | int | None
+    engine: Engine | None
 
 
 class PolicyGradientLearner(ABC):
@@ -60,7 +94,9 @@ class PolicyGradientLearner(ABC):
         clip_low: float = 0.2,
         clip_high: float = 0.28,
         tis_cap: float = 2.0,
+        tis_mode: TisMode = "truncate",
         kl_coef: float = 0.0,
+        entropy_coef: float = 0.0,
         loss_weight: LossWeight = "rollout",
         updates_per_batch: int = 1,
         max_grad_norm: float = 1.0,
@@ -77,7 +113,10 @@ class PolicyGradientLearner(ABC):
             policy: what is trained and sampled from.
             learning_rate: of AdamW; constant unless a schedule calls `scale_learning_rate`.
             tis_cap: c̄, the largest weight a token gets for being likelier now than when it was sampled.
+            tis_mode: what becomes of a token beyond the cap: its weight is cut to it, or it is left out of the loss,
+                and so is one below 1 / c̄; see `losses.importance_weights`.
             kl_coef: β of the k3 penalty towards the policy as it is now; above 0 a frozen copy is kept.
+            entropy_coef: of the entropy bonus, which costs a second set of logits in memory.
             loss_weight: what the loss is a mean of; see `losses.token_weights`.
             updates_per_batch: optimizer steps on each batch, each over all of it.
             max_grad_norm: the gradient is scaled down to it; `math.inf` only measures.
@@ -97,7 +136,9 @@ class PolicyGradientLearner(ABC):
         _require(0 < clip_low < 1, "clip_low between 0 and 1", clip_low)
         _require(clip_high > 0, "clip_high above 0", clip_high)
         _require(tis_cap >= 1, "tis_cap of at least 1 (less would scale down even exact tokens)", tis_cap)
+        _require(tis_mode in TIS_MODES, f"tis_mode out of {TIS_MODES}", tis_mode)
         _require(kl_coef >= 0, "kl_coef of at least 0", kl_coef)
+        _require(entropy_coef >= 0, "entropy_coef of at least 0", entropy_coef)
         _require(loss_weight in LOSS_WEIGHTS, f"loss_weight out of {LOSS_WEIGHTS}", loss_weight)
         _require(updates_per_batch >= 1, "updates_per_batch of at least 1", updates_per_batch)
         _require(max_grad_norm > 0, "max_grad_norm above 0", max_grad_norm)
@@ -109,7 +150,9 @@ class PolicyGradientLearner(ABC):
         self.clip_low = clip_low
         self.clip_high = clip_high
         self.tis_cap = tis_cap
+        self.tis_mode: TisMode = tis_mode
         self.kl_coef = kl_coef
+        self.entropy_coef = entropy_coef
         self.loss_weight: LossWeight = loss_weight
         self.updates_per_batch = updates_per_batch
         self.max_grad_norm = max_grad_norm
@@ -123,10 +166,11 @@ class PolicyGradientLearner(ABC):
         self._gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             _enable_checkpointing(policy.module)
-        self._parameters = {name: p for name, p in policy.module.named_parameters() if p.requires_grad}
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(), lr=learning_rate, betas=betas, weight_decay=weight_decay
-        )
+        parameters = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
+        self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
+        self._clipped = {"grad/norm": parameters}
+        """Parameters whose gradients are scaled down together, by the name of their norm in the metrics."""
+        self._loss_coefficients = {"policy": 1.0, "kl": kl_coef, "entropy": -entropy_coef}
 
     @abstractmethod
     def advantages(self, rollouts: Sequence[Rollout]) -> Floats:
@@ -153,27 +197,14 @@ class PolicyGradientLearner(ABC):
             FloatingPointError: the gradient is not finite; the weights are as before.
         """
         started = time.perf_counter()
-        exclusions = [self._exclusion(rollout) for rollout in rollouts]
-        counting = [rollout for rollout, reason in zip(rollouts, exclusions, strict=True) if reason is None]
-        kept = [(rollout, trained_rows(rollout, self.selection)) for rollout in counting]
-        kept = [(rollout, rows) for rollout, rows in kept if rows]
-        survivors = [rollout for rollout, _ in kept]
-        rows_of = [rows for _, rows in kept]
-        keys = [group_key(rollout) for rollout in survivors]
-        num_tokens = np.array([num_trained(rows) for rows in rows_of], dtype=np.int64)
-        advantages = self.advantages(survivors)
-        rows = training_rows(rows_of, advantages, token_weights(num_tokens, keys, self.loss_weight))
-        if not self.kl_coef:
-            rows = [row for row in rows if row.advantages.any()]
-        batches, sharing = packed(
-            rows, packing=self.packing, max_tokens=self.micro_batch_tokens, module=self.policy.module
-        )
+        survivors = self._survivors(rollouts)
+        rows = self._rows(survivors)
+        batches, sharing = self._packed([row for row in rows if self._can_move(row)])
         return {
-            **_batch_metrics(rollouts, survivors, exclusions),
-            **group_metrics(np.array([rollout.reward for rollout in survivors]), keys),
+            **self._batch_metrics(rollouts, survivors),
             **sharing,
-            **self._train(batches),
-            "tokens/trained": float(num_tokens.sum()),
+            **self._train(batches, survivors),
+            "tokens/trained": float(sum(num_trained([row.tokens]) for row in rows)),
             "policy/version": float(self.engine().policy_version),
             "time/update_s": time.perf_counter() - started,
         }
@@ -233,44 +264,83 @@ class PolicyGradientLearner(ABC):
             return rollout.exclusion
         return "over_branched" if rollout.tree.over_branched(self.selection) else None
 
-    def _train(self, batches: Sequence[MicroBatch]) -> dict[str, float]:
+    def _survivors(self, rollouts: Sequence[Rollout]) -> list[Survivor]:
+        """Return the rollouts that count: not excluded, and with trained tokens."""
+        counting = (rollout for rollout in rollouts if self._exclusion(rollout) is None)
+        candidates = (Survivor(rollout, trained_rows(rollout, self.selection)) for rollout in counting)
+        return [survivor for survivor in candidates if survivor.rows]
+
+    def _rows(self, survivors: Sequence[Survivor]) -> list[TrainingRow]:
+        """Give each trained token its rollout's advantage and its weight in the loss."""
+        rollouts = [survivor.rollout for survivor in survivors]
+        rows_of = [survivor.rows for survivor in survivors]
+        num_tokens = np.array([num_trained(rows) for rows in rows_of], dtype=np.int64)
+        weights = token_weights(num_tokens, [group_key(rollout) for rollout in rollouts], self.loss_weight)
+        return training_rows(rows_of, self.advantages(rollouts), weights)
+
+    def _can_move(self, row: TrainingRow) -> bool:
+        """Whether a row has a gradient at all."""
+        return bool(self.kl_coef or self.entropy_coef or row.advantages.any())
+
+    def _packed(self, rows: Sequence[TrainingRow]) -> tuple[list[MicroBatch], dict[str, float]]:
+        """Return micro-batches, and metrics of what they share."""
+        return packed(rows, packing=self.packing, max_tokens=self.micro_batch_tokens, module=self.policy.module)
+
+    def _batch_metrics(self, rollouts: Sequence[Rollout], survivors: Sequence[Survivor]) -> dict[str, float]:
+        graded = np.array([rollout.reward for rollout in rollouts if rollout.graded])
+        excluded = Counter(reason for rollout in rollouts if (reason := self._exclusion(rollout)) is not None)
+        rewards = {"reward/mean": float(graded.mean()), "reward/std": float(graded.std())} if graded.size else {}
+        counting = [survivor.rollout for survivor in survivors]
+        return {
+            **rewards,
+            "rollouts/total": float(len(rollouts)),
+            "rollouts/excluded": float(len(rollouts) - len(survivors)),
+            **{f"rollouts/excluded_{reason}": float(count) for reason, count in sorted(excluded.items())},
+            "tokens/sampled": float(sum(rollout.tree.num_completion_tokens for rollout in rollouts)),
+            **group_metrics(np.array([rollout.reward for rollout in counting]), [group_key(r) for r in counting]),
+        }
+
+    def _train(self, batches: Sequence[MicroBatch], survivors: Sequence[Survivor]) -> dict[str, float]:
         if not batches:
             return {"loss/policy": 0.0, "grad/norm": 0.0}
         statistics = TokenStatistics()
         totals: defaultdict[str, float] = defaultdict(float)
         with self._training():
-            # A single step sees π_old = π_θ, so that its own forward pass serves as both.
-            old = [self._logprobs(batch) for batch in batches] if self.updates_per_batch > 1 else [None] * len(batches)
+            with torch.no_grad():
+                batches = self._look_before(batches, survivors)
             for _ in range(self.updates_per_batch):
-                for batch, old_logprobs in zip(batches, old, strict=True):
-                    for name, loss in self._backward(batch, old_logprobs, statistics).items():
+                for batch in batches:
+                    for name, loss in self._backward(batch, statistics).items():
                         totals[name] += loss
-                totals["grad/norm"] += self._step()
+                for name, norm in self._step().items():
+                    totals[name] += norm
                 self._optimizer.zero_grad()
         metrics = {name: total / self.updates_per_batch for name, total in totals.items()}
         return {**metrics, **statistics.metrics()}
 
-    def _logprobs(self, batch: MicroBatch) -> Tensor:
-        with torch.no_grad():
-            return token_logprobs(self.policy.module, batch)[0]
+    def _look_before(self, batches: Sequence[MicroBatch], survivors: Sequence[Survivor]) -> Sequence[MicroBatch]:
+        """Return the micro-batches with what has to be known of them before the first step."""
+        if self.updates_per_batch == 1:  # π_old = π_θ: the step's own forward pass serves as both
+            return batches
+        return [replace(batch, old_logprobs=token_logprobs(self.policy.module, batch)[0]) for batch in batches]
 
-    def _backward(self, batch: MicroBatch, old: Tensor | None, statistics: TokenStatistics) -> dict[str, float]:
+    def _backward(self, batch: MicroBatch, statistics: TokenStatistics) -> dict[str, float]:
         """Add a micro-batch's share to the gradient and return its share of the losses."""
-        logprobs, entropies = token_logprobs(self.policy.module, batch)
-        old = logprobs.detach() if old is None else old
-        importance = truncated_importance_weights(old, batch.rollout_logprobs, cap=self.tis_cap)
-        surrogate = clipped_policy_loss(
-            logprobs, old, batch.advantages, clip_low=self.clip_low, clip_high=self.clip_high
-        )
-        loss = (batch.weights * importance * surrogate).sum()
-        losses = {"loss/policy": loss.item()}
+        hidden = trained_hidden(self.policy.module, batch)
+        logprobs, entropies = logprobs_of(self.policy.module, hidden, batch, entropy_gradient=self.entropy_coef > 0)
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        advantages, losses = self._judge(batch, hidden)
+        importance = importance_weights(old, batch.rollout_logprobs, cap=self.tis_cap, mode=self.tis_mode)
+        surrogate = clipped_policy_loss(logprobs, old, advantages, clip_low=self.clip_low, clip_high=self.clip_high)
+        losses["policy"] = (batch.weights * importance * surrogate).sum()
         if self._reference is not None:
             with torch.no_grad():
                 reference = token_logprobs(self._reference, batch)[0]
-            penalty = (batch.weights * k3(reference - logprobs)).sum()
-            loss = loss + self.kl_coef * penalty
-            losses["loss/kl"] = penalty.item()
-        loss.backward()  # type: ignore[no-untyped-call]
+            losses["kl"] = (batch.weights * k3(reference - logprobs)).sum()
+        if self.entropy_coef:
+            losses["entropy"] = (batch.weights * entropies).sum()
+        total = torch.stack([self._loss_coefficients[name] * loss for name, loss in losses.items()]).sum()
+        total.backward()  # type: ignore[no-untyped-call]
         statistics.add(
             logprobs=logprobs,
             old_logprobs=old,
@@ -281,14 +351,29 @@ class PolicyGradientLearner(ABC):
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
-        return losses
+        return {f"loss/{name}": loss.item() for name, loss in losses.items()}
 
-    def _step(self) -> float:
-        norm = float(nn.utils.clip_grad_norm_(self._parameters.values(), self.max_grad_norm))
-        if not math.isfinite(norm):
+    def _judge(self, batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the advantages of a micro-batch's tokens, and losses beside the policy's: a critic's.
+
+        Args:
+            hidden: what predicts each token, shape [M, H].
+
+        Returns:
+            Advantages, shape [M], without gradient; summed, weighted losses by their name in `_loss_coefficients`.
+        """
+        return batch.advantages, {}
+
+    def _step(self) -> dict[str, float]:
+        """Take an optimizer step and return the norms of its gradient."""
+        norms = {
+            name: float(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+            for name, parameters in self._clipped.items()
+        }
+        if broken := {name: norm for name, norm in norms.items() if not math.isfinite(norm)}:
             raise FloatingPointError(
-                f"Expected a finite gradient, got norm {norm}. Look at logprob/max_abs_diff of the updates before; "
-                "lower learning_rate, or train in fp32."
+                f"Expected a finite gradient, got {broken}. Look at logprob/max_abs_diff of the updates before; lower "
+                "learning_rate, or train in fp32."
             )
 
         def apply() -> None:
@@ -296,7 +381,7 @@ class PolicyGradientLearner(ABC):
 
         with deferred_interrupt():
             self.engine().update_weights(apply)
-        return norm
+        return norms
 
     @contextmanager
     def _training(self) -> Iterator[None]:
@@ -315,21 +400,6 @@ def _parameters(module: nn.Module) -> dict[str, Tensor]:
 
 def _shapes(parameters: Mapping[str, Tensor]) -> set[tuple[str, tuple[int, ...]]]:
     return {(name, tuple(parameter.shape)) for name, parameter in parameters.items()}
-
-
-def _batch_metrics(
-    rollouts: Sequence[Rollout], survivors: Sequence[Rollout], exclusions: Sequence[Exclusion | None]
-) -> dict[str, float]:
-    graded = np.array([rollout.reward for rollout in rollouts if rollout.graded])
-    excluded = Counter(reason for reason in exclusions if reason is not None)
-    rewards = {"reward/mean": float(graded.mean()), "reward/std": float(graded.std())} if graded.size else {}
-    return {
-        **rewards,
-        "rollouts/total": float(len(rollouts)),
-        "rollouts/excluded": float(len(rollouts) - len(survivors)),
-        **{f"rollouts/excluded_{reason}": float(count) for reason, count in sorted(excluded.items())},
-        "tokens/sampled": float(sum(rollout.tree.num_completion_tokens for rollout in rollouts)),
-    }
 
 
 def _with_adapters(module: PreTrainedModel, shape: LoraConfig | int) -> PreTrainedModel:

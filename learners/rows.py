@@ -68,6 +68,12 @@ class MicroBatch:
     """Shape [M], int64: which of the whole batch's trained tokens each is (`TrainingRow.index`)."""
     layout: ForestLayout | None = None
     """Of a forest; None where each row of `token_ids` is a sequence of its own."""
+    old_logprobs: Tensor | None = None
+    """Shape [M], nats, before the first of several steps on the batch; None where a single step sees them itself."""
+    old_values: Tensor | None = None
+    """Shape [M]: V(s_t) of a critic, likewise."""
+    returns: Tensor | None = None
+    """Shape [M]: what V(s_t) is to become, likewise."""
 
 
 def trained_rows(rollout: Rollout, selection: Selection) -> tuple[TokenRow, ...]:

@@ -6,7 +6,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from learners.losses import clipped_policy_loss, entropy, k3, token_weights, truncated_importance_weights
+from learners.losses import (
+    clipped_policy_loss,
+    clipped_value_loss,
+    entropy,
+    importance_weights,
+    k3,
+    token_weights,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,12 +43,41 @@ def test_a_clipped_token_has_no_gradient() -> None:
 
 def test_importance_weights_are_capped_above_only() -> None:
     shift = torch.tensor([0.0, math.log(1.5), math.log(5.0), math.log(0.1)])
-    assert truncated_importance_weights(shift, torch.zeros(4), cap=2.0).tolist() == pytest.approx([1.0, 1.5, 2.0, 0.1])
+    assert importance_weights(shift, torch.zeros(4), cap=2.0).tolist() == pytest.approx([1.0, 1.5, 2.0, 0.1])
 
 
 def test_importance_weights_carry_no_gradient() -> None:
     old = torch.zeros(1, requires_grad=True)
-    assert not truncated_importance_weights(old, torch.zeros(1), cap=2.0).requires_grad
+    assert not importance_weights(old, torch.zeros(1), cap=2.0).requires_grad
+
+
+def test_masked_importance_weights_leave_out_what_disagrees_either_way() -> None:
+    shift = torch.tensor([0.0, math.log(1.5), math.log(5.0), math.log(0.1), math.log(0.6)])
+    weights = importance_weights(shift, torch.zeros(5), cap=2.0, mode="mask")
+    assert weights.tolist() == pytest.approx([1.0, 1.5, 0.0, 0.0, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("value", "expected", "moves"),
+    [
+        (0.1, 0.81, True),
+        (0.5, 0.64, False),  # towards the return, but further than 0.2: as if it were at 0.2
+        (-0.5, 2.25, True),  # away from it: the pessimistic side is not clipped
+    ],
+)
+def test_a_value_is_clipped_and_pessimistic(value: float, expected: float, moves: bool) -> None:
+    values = torch.tensor([value], requires_grad=True)
+    loss = clipped_value_loss(values, torch.zeros(1), torch.ones(1), clip=0.2)
+    loss.sum().backward()
+    assert loss.item() == pytest.approx(expected)
+    assert values.grad is not None
+    assert bool(values.grad) == moves
+
+
+@given(st.floats(-3, 3), st.floats(-3, 3))
+def test_without_a_bound_the_value_loss_is_the_squared_error(value: float, old: float) -> None:
+    loss = clipped_value_loss(torch.tensor(value), torch.tensor(old), torch.tensor(1.0), clip=math.inf)
+    assert loss.item() == pytest.approx((value - 1.0) ** 2, rel=1e-4, abs=1e-5)
 
 
 @given(st.floats(-8, 8))

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from clawgym_env.trace.prefix_tree import Selection
 from learners import forward
 from learners.advantages import Floats
 from learners.grpo import TreeGRPO
-from learners.policy_gradient import PolicyGradientLearner
+from learners.policy_gradient import PolicyGradientLearner, PolicyGradientSettings
 
 Gradient = dict[str, torch.Tensor]
 
@@ -240,6 +241,41 @@ def test_kl_penalty_trains_rollouts_without_advantage_too() -> None:
     assert metrics["grad/norm"] > 0.0
 
 
+@pytest.mark.parametrize("logits", [1 << 24, 32], ids=["whole", "chunks"])
+def test_entropy_bonus_has_the_gradient_of_the_entropy(logits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Rollouts without advantage: nothing but the bonus moves, at the temperature a token was sampled with.
+    monkeypatch.setattr(forward, "LOGITS", logits)
+    cool = SamplingParams(temperature=0.5)
+    same = [make_rollout([Turn([1, 2], [3, 4], sampling=cool)], 0.5, index=index) for index in range(2)]
+    gradient, metrics = learn(same, entropy_coef=0.3)
+    policy = make_policy()
+    logprobs = torch.log_softmax(policy.module(input_ids=torch.tensor([[1, 2, 3]])).logits[0, 1:] / 0.5, dim=-1)
+    entropy = -(logprobs.exp() * logprobs).sum(dim=-1).mean()
+    (-0.3 * entropy).backward()
+    assert_same_gradient({name: p.grad for name, p in policy.module.named_parameters() if p.grad is not None}, gradient)
+    assert [metrics["loss/entropy"], metrics["entropy"]] == pytest.approx([entropy.item()] * 2, rel=1e-5)
+
+
+def test_masked_tokens_leave_the_loss_but_not_its_normaliser() -> None:
+    policy = make_policy()
+    exact = [
+        dataclasses.replace(turn, logprobs=reply_logprobs(policy, [1, 2], turn.reply)) for turn in (GOOD[0], BAD[0])
+    ]
+    far = dataclasses.replace(exact[0], logprobs=[exact[0].logprobs[0] - 3.0, *exact[0].logprobs[1:]])
+    gradient, metrics = learn(pair([far], [exact[1]]), policy, tis_mode="mask")
+    assert metrics["tis/clip_fraction"] == 0.25
+    policy = make_policy()
+    good = torch.log_softmax(policy.module(input_ids=torch.tensor([[1, 2, 3, 4]])).logits[0], dim=-1)
+    bad = torch.log_softmax(policy.module(input_ids=torch.tensor([[1, 2]])).logits[0], dim=-1)
+    (-((good[2, 4] + good[3, 5]) / 3 - bad[1, 9]) / 2).backward()
+    assert_same_gradient({name: p.grad for name, p in policy.module.named_parameters() if p.grad is not None}, gradient)
+
+
+def test_the_settings_for_subclasses_are_those_of_the_base() -> None:
+    signature = inspect.signature(PolicyGradientLearner.__init__).parameters
+    assert set(PolicyGradientSettings.__annotations__) == set(signature) - {"self", "policy"}
+
+
 @pytest.mark.parametrize("lora", [2, LoraConfig(r=2, target_modules=["q_proj", "v_proj"])])
 def test_adapters_learn_while_the_weights_under_them_stay(lora: LoraConfig | int) -> None:
     policy = make_policy()
@@ -260,7 +296,7 @@ def test_adapters_learn_while_the_weights_under_them_stay(lora: LoraConfig | int
 def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
     policy = make_policy()
     broken = [make_rollout([Turn([1], [2], logprobs=[float("nan")])], 1.0), make_rollout(BAD, 0.0, index=1)]
-    with pytest.raises(FloatingPointError, match="norm nan"):
+    with pytest.raises(FloatingPointError, match=r"grad/norm.*nan"):
         learn(broken, policy)
     assert policy.version == 0
     assert all(torch.isfinite(parameter).all() for parameter in policy.module.parameters())
@@ -273,7 +309,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone() -> None:
         ({"clip_low": 1.5}, "clip_low"),
         ({"clip_high": 0.0}, "clip_high"),
         ({"tis_cap": 0.5}, "tis_cap"),
+        ({"tis_mode": "drop"}, "tis_mode"),
         ({"kl_coef": -1.0}, "kl_coef"),
+        ({"entropy_coef": -0.1}, "entropy_coef"),
         ({"loss_weight": "sum"}, "loss_weight"),
         ({"updates_per_batch": 0}, "updates_per_batch"),
         ({"max_grad_norm": 0.0}, "max_grad_norm"),
