@@ -40,6 +40,7 @@ from learners.losses import (
     k3,
     token_weights,
 )
+from learners.mix import harness_metrics
 from learners.rows import MicroBatch, TrainingRow, num_trained, trained_rows, training_rows
 from learners.statistics import TokenStatistics
 
@@ -132,19 +133,19 @@ class PolicyGradientLearner(ABC):
         Raises:
             ValueError: settings that contradict each other or the policy, by name.
         """
-        _require(learning_rate > 0, "learning_rate above 0", learning_rate)
-        _require(0 < clip_low < 1, "clip_low between 0 and 1", clip_low)
-        _require(clip_high > 0, "clip_high above 0", clip_high)
-        _require(tis_cap >= 1, "tis_cap of at least 1 (less would scale down even exact tokens)", tis_cap)
-        _require(tis_mode in TIS_MODES, f"tis_mode out of {TIS_MODES}", tis_mode)
-        _require(kl_coef >= 0, "kl_coef of at least 0", kl_coef)
-        _require(entropy_coef >= 0, "entropy_coef of at least 0", entropy_coef)
-        _require(loss_weight in LOSS_WEIGHTS, f"loss_weight out of {LOSS_WEIGHTS}", loss_weight)
-        _require(updates_per_batch >= 1, "updates_per_batch of at least 1", updates_per_batch)
-        _require(max_grad_norm > 0, "max_grad_norm above 0", max_grad_norm)
-        _require(micro_batch_tokens >= 1, "micro_batch_tokens of at least 1", micro_batch_tokens)
+        require(learning_rate > 0, "learning_rate above 0", learning_rate)
+        require(0 < clip_low < 1, "clip_low between 0 and 1", clip_low)
+        require(clip_high > 0, "clip_high above 0", clip_high)
+        require(tis_cap >= 1, "tis_cap of at least 1 (less would scale down even exact tokens)", tis_cap)
+        require(tis_mode in TIS_MODES, f"tis_mode out of {TIS_MODES}", tis_mode)
+        require(kl_coef >= 0, "kl_coef of at least 0", kl_coef)
+        require(entropy_coef >= 0, "entropy_coef of at least 0", entropy_coef)
+        require(loss_weight in LOSS_WEIGHTS, f"loss_weight out of {LOSS_WEIGHTS}", loss_weight)
+        require(updates_per_batch >= 1, "updates_per_batch of at least 1", updates_per_batch)
+        require(max_grad_norm > 0, "max_grad_norm above 0", max_grad_norm)
+        require(micro_batch_tokens >= 1, "micro_batch_tokens of at least 1", micro_batch_tokens)
         kinds = (selection.main, selection.compaction, selection.subagent, selection.auxiliary, selection.dead)
-        _require("train" in kinds, "a selection that trains some kind of call", selection)
+        require("train" in kinds, "a selection that trains some kind of call", selection)
         _refuse_stochastic(policy.module)
         self.policy = policy
         self.clip_low = clip_low
@@ -211,7 +212,7 @@ class PolicyGradientLearner(ABC):
 
     def scale_learning_rate(self, factor: float) -> None:
         """Take the next updates at `factor` times the learning rate given at construction (see `schedules`)."""
-        _require(factor >= 0, "a learning rate factor of at least 0", factor)
+        require(factor >= 0, "a learning rate factor of at least 0", factor)
         for group in self._optimizer.param_groups:
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
@@ -221,11 +222,11 @@ class PolicyGradientLearner(ABC):
         Tensors are the live ones.
         """
         state = {
-            "parameters": _parameters(self.policy.module),
+            "parameters": parameters_of(self.policy.module),
             "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy.version,
         }
-        return state if self._reference is None else {**state, "reference": _parameters(self._reference)}
+        return state if self._reference is None else {**state, "reference": parameters_of(self._reference)}
 
     def load_state_dict(self, state: LearnerState) -> None:
         """Continue from what `state_dict` returned, whatever the values of the policy's weights are now.
@@ -234,8 +235,8 @@ class PolicyGradientLearner(ABC):
             ValueError: the parameters are not those of this policy, or adapters are not the same.
         """
         parameters = cast(Mapping[str, Tensor], state["parameters"])
-        own = _parameters(self.policy.module)
-        if different := _shapes(parameters) ^ _shapes(own):
+        own = parameters_of(self.policy.module)
+        if different := shapes_of(parameters) ^ shapes_of(own):
             raise ValueError(
                 f"Expected the parameters of {self.policy.name!r}, got others, {min(different)} among them. Load the "
                 "state into a learner of the same policy and the same `lora`."
@@ -246,7 +247,7 @@ class PolicyGradientLearner(ABC):
             for name, parameter in own.items():
                 parameter.copy_(parameters[name])
             if self._reference is not None and "reference" in state:
-                for name, parameter in _parameters(self._reference).items():
+                for name, parameter in parameters_of(self._reference).items():
                     parameter.copy_(cast(Mapping[str, Tensor], state["reference"])[name])
 
         self._optimizer.load_state_dict(cast(dict[str, Any], state["optimizer"]))
@@ -298,6 +299,7 @@ class PolicyGradientLearner(ABC):
             **{f"rollouts/excluded_{reason}": float(count) for reason, count in sorted(excluded.items())},
             "tokens/sampled": float(sum(rollout.tree.num_completion_tokens for rollout in rollouts)),
             **group_metrics(np.array([rollout.reward for rollout in counting]), [group_key(r) for r in counting]),
+            **harness_metrics(rollouts, counting),
         }
 
     def _train(self, batches: Sequence[MicroBatch], survivors: Sequence[Survivor]) -> dict[str, float]:
@@ -329,7 +331,7 @@ class PolicyGradientLearner(ABC):
         hidden = trained_hidden(self.policy.module, batch)
         logprobs, entropies = logprobs_of(self.policy.module, hidden, batch, entropy_gradient=self.entropy_coef > 0)
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        advantages, losses = self._judge(batch, hidden)
+        advantages, losses = self._judge(batch, hidden, statistics)
         importance = importance_weights(old, batch.rollout_logprobs, cap=self.tis_cap, mode=self.tis_mode)
         surrogate = clipped_policy_loss(logprobs, old, advantages, clip_low=self.clip_low, clip_high=self.clip_high)
         losses["policy"] = (batch.weights * importance * surrogate).sum()
@@ -353,7 +355,9 @@ class PolicyGradientLearner(ABC):
         )
         return {f"loss/{name}": loss.item() for name, loss in losses.items()}
 
-    def _judge(self, batch: MicroBatch, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    def _judge(
+        self, batch: MicroBatch, hidden: Tensor, statistics: TokenStatistics
+    ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return the advantages of a micro-batch's tokens, and losses beside the policy's: a critic's.
 
         Args:
@@ -394,11 +398,13 @@ class PolicyGradientLearner(ABC):
             self._optimizer.zero_grad()
 
 
-def _parameters(module: nn.Module) -> dict[str, Tensor]:
+def parameters_of(module: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters of a module by name, live."""
     return {name: parameter.detach() for name, parameter in module.named_parameters()}
 
 
-def _shapes(parameters: Mapping[str, Tensor]) -> set[tuple[str, tuple[int, ...]]]:
+def shapes_of(parameters: Mapping[str, Tensor]) -> set[tuple[str, tuple[int, ...]]]:
+    """Return what has to agree for one set of parameters to be put in the place of another."""
     return {(name, tuple(parameter.shape)) for name, parameter in parameters.items()}
 
 
@@ -409,7 +415,7 @@ def _with_adapters(module: PreTrainedModel, shape: LoraConfig | int) -> PreTrain
     config = shape
     if isinstance(config, int):
         config = LoraConfig(r=config, lora_alpha=2 * config, target_modules="all-linear")
-    _require(not config.lora_dropout, "lora_dropout of 0 (sampling has no dropout)", config.lora_dropout)
+    require(not config.lora_dropout, "lora_dropout of 0 (sampling has no dropout)", config.lora_dropout)
     with warnings.catch_warnings():
         # peft 0.21 reads a property that transformers 5.24 has renamed.
         warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)
@@ -425,9 +431,14 @@ def _enable_checkpointing(module: Any) -> None:
 def _refuse_stochastic(module: nn.Module) -> None:
     for name, part in module.named_modules():
         rate = part.p if isinstance(part, nn.Dropout) else getattr(part, "attention_dropout", 0.0)
-        _require(not rate, f"a policy without dropout (sampling has none), in {name}", rate)
+        require(not rate, f"a policy without dropout (sampling has none), in {name}", rate)
 
 
-def _require(holds: bool, expected: str, got: object) -> None:
+def require(holds: bool, expected: str, got: object) -> None:
+    """Refuse a setting by name.
+
+    Raises:
+        ValueError: it does not hold.
+    """
     if not holds:
         raise ValueError(f"Expected {expected}, got {got}.")

@@ -12,10 +12,39 @@ from torch import Tensor
 from learners.losses import k3
 
 
+class ValueStatistics:
+    """Running sums over what a critic said of tokens, and what it should have said."""
+
+    def __init__(self) -> None:
+        self._sums = torch.zeros(5, dtype=torch.float64)
+        self._tokens = 0
+
+    @torch.no_grad()
+    def add(self, values: Tensor, returns: Tensor) -> None:
+        """Add the tokens of one micro-batch: V(s_t) and G_t, each of shape [M]."""
+        value, target = values.double(), returns.double()
+        error = target - value
+        sums = torch.stack([part.sum() for part in (value, target, target.square(), error, error.square())])
+        self._sums += sums.cpu()
+        self._tokens += len(values)
+
+    def metrics(self) -> dict[str, float]:
+        """Return means, and 1 − Var(G − V) / Var(G) where returns differ; nothing without tokens."""
+        if not self._tokens:
+            return {}
+        value, target, target_square, error, error_square = (self._sums / self._tokens).tolist()
+        means = {"value/mean": value, "value/return_mean": target}
+        variance = target_square - target**2
+        if variance < 1e-12:
+            return means
+        return {**means, "value/explained_variance": 1.0 - (error_square - error**2) / variance}
+
+
 class TokenStatistics:
     """Running sums over tokens; a token counts once per pass over the batch."""
 
     def __init__(self) -> None:
+        self.values = ValueStatistics()
         self._sums: dict[str, float] = {}
         self._max_abs_diff = 0.0
         self._tokens = 0
@@ -54,4 +83,4 @@ class TokenStatistics:
         if not self._tokens:
             return {}
         averages = {name: total / self._tokens for name, total in self._sums.items()}
-        return {**averages, "logprob/max_abs_diff": self._max_abs_diff}
+        return {**averages, "logprob/max_abs_diff": self._max_abs_diff, **self.values.metrics()}
