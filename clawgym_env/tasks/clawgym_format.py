@@ -12,6 +12,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from clawgym_env.errors import TaskError
@@ -135,10 +136,10 @@ def _grading(hidden: Sequence[TaskFile], metadata: Mapping[str, JsonValue]) -> G
 def _read_entry(path: Path, max_file_bytes: int) -> DataEntry:
     check_file(path, path.parent, max_file_bytes)
     try:
-        return DataEntry.model_validate(json.loads(path.read_text("utf-8")))
+        return DataEntry.model_validate(orjson.loads(path.read_bytes()))
     except ValidationError as error:
         raise TaskError(f"Expected a task in {path}, got {explain(error)}.") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise TaskError(f"Expected JSON in {path}, got: {error}.") from error
 
 

@@ -8,6 +8,7 @@ the agent sees.
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -50,7 +51,7 @@ def load_jsonl(path: str | Path, *, on_error: OnError | None = None) -> TaskSet:
         for number, line in enumerate(stream, start=1):
             if line.strip():
                 with reported(on_error):
-                    task = _task(line, f"{file.stem}-{number:06d}", f"{file}:{number}")
+                    task = _task(line.removeprefix(BOM_UTF8), f"{file.stem}-{number:06d}", f"{file}:{number}")
                     # Several tasks are made from one template, and then share its id.
                     ids.append(f"{task.id}-{number:06d}" if task.id in known else task.id)
                     known.add(ids[-1])
@@ -63,10 +64,10 @@ def load_jsonl(path: str | Path, *, on_error: OnError | None = None) -> TaskSet:
         offset, number = lines[index]
         with file.open("rb") as stream:
             stream.seek(offset)
-            task = _task(stream.readline(), ids[index], f"{file}:{number}")
+            task = _task(stream.readline().removeprefix(BOM_UTF8), ids[index], f"{file}:{number}")
         return task if task.id == ids[index] else task.model_copy(update={"id": ids[index]})
 
-    return TaskSet(file.stem, len(lines), make)
+    return TaskSet(file.stem, len(lines), make, ids=ids)
 
 
 def _task(line: bytes, default_id: str, place: str) -> Task:

@@ -6,10 +6,10 @@ Used by both of ClawGym's formats. Tolerant of the three names and the shapes fo
 from __future__ import annotations
 
 import glob
-import json
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from pydantic import ValidationError
 
 from clawgym_env.errors import TaskError
@@ -71,7 +71,7 @@ def combine(code: CommandGrading | None, rubric: RubricGrading | None, *, mode: 
 def _rubric(value: Any) -> RubricGrading | None:
     if isinstance(value, str):
         try:
-            value = json.loads(value)
+            value = orjson.loads(value)
         except ValueError as error:
             raise TaskError(f"Expected JSON as rubric, got {value[:100]!r}.") from error
     if isinstance(value, list):

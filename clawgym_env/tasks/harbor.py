@@ -192,7 +192,7 @@ def _read_config(folder: Path) -> TaskToml:
     text = read_text(path)
     try:
         values = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise TaskError(f"Expected TOML in {path}, got: {error}.") from error
     with naming(path):
         return TaskToml.model_validate(values)

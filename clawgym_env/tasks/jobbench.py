@@ -7,11 +7,11 @@ its criteria holds, in a judge call of its own.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from clawgym_env.errors import TaskError
@@ -43,6 +43,18 @@ class _Rubric(BaseModel):
     rubric: str = Field(min_length=1)
     weight: float = Field(gt=0.0)
     criterion: tuple[str, ...] = Field(min_length=1)
+
+
+class _Row(BaseModel):
+    """Of a parquet file."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    task_id: str = Field(min_length=1)
+    prompt: str = Field(min_length=1)
+    rubric_json: str
+    occupation: str | None = None
+    reference_files: list[str] | None = None
 
 
 class _Rubrics(BaseModel):
@@ -112,21 +124,23 @@ def _from_folder(folder: Path) -> Task:
 
 def _from_parquet(path: Path, files: Path, on_error: OnError | None) -> TaskSet:
     try:
-        from pyarrow import parquet
+        from pyarrow import ArrowException, parquet
     except ImportError as error:
         raise TaskError("Expected pyarrow to read parquet files. Run: pip install 'clawgym[parquet]'") from error
-    rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (ArrowException, OSError, ValueError) as error:
+        raise TaskError(f"Expected a parquet file, got {path}: {error}") from error
     tasks: dict[str, Task] = {}
     for number, row in enumerate(rows, start=1):
         with reported(on_error), naming(f"row {number} of {path}"):
-            if missing := {"task_id", "prompt", "rubric_json"} - row.keys():
-                raise TaskError(f"Expected the columns task_id, prompt and rubric_json, got no {', '.join(missing)}.")
+            told = _Row.model_validate(row)
             task = _task(
-                id=row["task_id"],
-                occupation=row.get("occupation") or row["task_id"].partition("__")[0],
-                prompt=row["prompt"],
-                files=[_reference(name, row["task_id"], files) for name in row.get("reference_files") or ()],
-                rubrics=row["rubric_json"],
+                id=told.task_id,
+                occupation=told.occupation or told.task_id.partition("__")[0],
+                prompt=told.prompt,
+                files=[_reference(name, told.task_id, files) for name in told.reference_files or ()],
+                rubrics=told.rubric_json,
             )
             if task.id in tasks:
                 raise TaskError(f"Expected unique task ids, got {task.id!r} twice.")
@@ -154,8 +168,8 @@ def _reference(name: str, task_id: str, files: Path) -> TaskFile:
 
 def _task(*, id: str, occupation: str, prompt: str, files: Iterable[TaskFile], rubrics: str) -> Task:
     try:
-        wanted = _Rubrics.model_validate(json.loads(rubrics))
-    except json.JSONDecodeError as error:
+        wanted = _Rubrics.model_validate(orjson.loads(rubrics))
+    except orjson.JSONDecodeError as error:
         raise TaskError(f"Expected JSON as rubrics, got: {error}.") from error
     criteria = tuple(
         Criterion(name=f"rubric_{number}", question=rubric.rubric, weight=rubric.weight, checks=rubric.criterion)

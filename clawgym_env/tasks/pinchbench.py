@@ -126,10 +126,11 @@ def _listed(folder: Path) -> list[Path]:
 
 def _names(value: Any) -> Iterator[str]:
     """Yield the task names of a manifest's entry: a list of them, or lists by category."""
-    if isinstance(value, Mapping):
-        value = [name for names in value.values() for name in _names(names)]
-    for name in value or ():
-        yield str(name)
+    for names in value.values() if isinstance(value, Mapping) else [value]:
+        # Nothing deeper: aliases of aliases may stand for gigabytes.
+        if not isinstance(names, list | None) or any(not isinstance(name, str | int) for name in names or ()):
+            raise TaskError("Expected lists of task names in manifest.yaml, got something else.")
+        yield from map(str, names or ())
 
 
 def _load_task(file: Path, assets: Path) -> Task:

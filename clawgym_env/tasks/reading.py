@@ -120,12 +120,13 @@ def task_file(path: Path, folder: Path, target: str, *, max_bytes: int = MAX_FIL
 
 def check_file(path: Path, folder: Path, max_bytes: int) -> int:
     """Return the mode of a regular file of a bearable size that does not lie outside `folder`."""
-    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
-        raise TaskError(f"Expected links to stay in {folder}, got {path} -> {os.readlink(path)}.")
     try:
+        real = path.resolve()
         status = path.stat()
-    except OSError as error:
-        raise TaskError(f"Expected a readable file, got {path}: {error.strerror}.") from error
+    except (OSError, RuntimeError) as error:  # RuntimeError: links that lead in a circle
+        raise TaskError(f"Expected a readable file, got {path}: {getattr(error, 'strerror', error)}.") from error
+    if not real.is_relative_to(folder.resolve()):
+        raise TaskError(f"Expected links to stay in {folder}, got {path} -> {real}.")
     if not stat.S_ISREG(status.st_mode):
         raise TaskError(f"Expected a regular file, got {path}.")
     if status.st_size > max_bytes:
@@ -137,12 +138,12 @@ def inside_path(path: str, workdir: str) -> str:
     """Return a workspace file's path relative to the workspace.
 
     Raises:
-        TaskError: it is empty or leads out.
+        TaskError: it is empty, leads out or holds a NUL.
     """
     pure = PurePosixPath(path)
     if pure.is_absolute() and pure.is_relative_to(workdir):
         pure = pure.relative_to(workdir)
-    if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+    if pure.is_absolute() or ".." in pure.parts or not pure.parts or "\0" in path:
         raise TaskError(f"Expected a path inside the workspace {workdir}, got {path!r}.")
     return str(pure)
 

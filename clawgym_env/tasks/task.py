@@ -32,9 +32,9 @@ class Limits(BaseModel):
 
 
 class TaskFile(BaseModel):
-    """A file of a task: inline bytes, or a host path that is read when the sandbox is filled."""
+    """A file of a task: inline bytes, in JSON as base64, or a host path that is read when the sandbox is filled."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_bytes="base64", val_json_bytes="base64")
 
     path: str
     """Relative to the workspace, no `..`; of a hidden file also absolute, inside one of the task's `folders`."""
@@ -137,11 +137,26 @@ class TaskSet(Sequence[Task]):
     Any `Sequence[Task]` is accepted where a task set is expected; this class adds names, selection and solutions.
     """
 
-    def __init__(self, name: str, size: int, make: Callable[[int], Task], *, solve: Solve | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        size: int,
+        make: Callable[[int], Task],
+        *,
+        solve: Solve | None = None,
+        ids: Sequence[str] | None = None,
+    ) -> None:
+        """Make a set of `size` tasks.
+
+        Args:
+            make: called with an index whenever that task is asked for.
+            ids: of all tasks, where they are known without making one: `by_id` then makes one task only.
+        """
         self.name = name
         self._size = size
         self._make = make
         self._solve = solve
+        self._ids = ids
 
     @classmethod
     def of(cls, tasks: Sequence[Task], name: str = "tasks", *, solve: Solve | None = None) -> TaskSet:
@@ -162,7 +177,8 @@ class TaskSet(Sequence[Task]):
     def __getitem__(self, index: int | slice) -> Task | TaskSet:
         if isinstance(index, slice):
             picked = range(self._size)[index]
-            return TaskSet(self.name, len(picked), lambda i: self._make(picked[i]), solve=self._solve)
+            ids = None if self._ids is None else self._ids[index]
+            return TaskSet(self.name, len(picked), lambda i: self._make(picked[i]), solve=self._solve, ids=ids)
         return self._make(range(self._size)[index])
 
     def __iter__(self) -> Iterator[Task]:
@@ -174,7 +190,9 @@ class TaskSet(Sequence[Task]):
         Raises:
             KeyError: no such id; the message names a few that exist.
         """
-        for task in self:
+        if self._ids is not None and task_id in self._ids:
+            return self._make(self._ids.index(task_id))
+        for task in self if self._ids is None else ():
             if task.id == task_id:
                 return task
         known = ", ".join(task.id for task in self[:5])

@@ -51,6 +51,24 @@ def write(folder: Path, *entries: object) -> Path:
     return path
 
 
+def test_a_mark_at_the_start_and_windows_line_ends_are_no_fault(tmp_path: Path) -> None:
+    path = write(tmp_path, PERSONA, SKILL)
+    plain = list(load_jsonl(path))
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
+    assert list(load_jsonl(path)) == plain
+
+
+def test_a_task_is_found_by_its_id_without_making_the_others(tmp_path: Path) -> None:
+    path = write(tmp_path, *({"prompt": f"p{i}", "task_id": f"t{i}", "rules": RUBRIC} for i in range(5)))
+    tasks = load_jsonl(path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[i] if i == 3 else b"x" * (len(lines[i]) - 1) + b"\n" for i in range(5)))
+    assert tasks.by_id("t3").instruction == "p3"
+    assert tasks[2:].by_id("t3").instruction == "p3"
+    with pytest.raises(KeyError, match="Expected a task id of 'tasks', got 't9'"):
+        load_jsonl(write(tmp_path, PERSONA)).by_id("t9")
+
+
 def test_a_persona_line_is_a_task_with_its_checker_hidden(tmp_path: Path) -> None:
     (task,) = load_jsonl(write(tmp_path, PERSONA))
     assert (task.id, task.instruction) == ("task_mail_007", "Write a mail.")

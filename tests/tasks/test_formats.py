@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clawgym_env.errors import TaskError
-from clawgym_env.tasks import load_tasks, save_clawgym
+from clawgym_env.tasks import Task, TaskFile, load_tasks, save_clawgym
 from clawgym_env.tasks.bundled import bundled_tasks
 from clawgym_env.tasks.formats import FORMATS, format_of
 
@@ -85,6 +85,17 @@ def test_a_format_is_recognised_by_what_lies_there_and_can_be_named(name: str, t
     assert format_of(path).name == name
     for spec in (path, str(path), f"{name}:{path}"):
         assert len(load_tasks(spec)) == 2
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_task_of_any_format_can_be_sent_as_json(name: str, tmp_path: Path) -> None:
+    for task in load_tasks(MAKERS[name](tmp_path)):
+        assert Task.model_validate_json(task.model_dump_json()) == task
+
+
+def test_bytes_that_are_no_text_can_be_sent_as_json() -> None:
+    task = Task(id="t", instruction="i", files=(TaskFile(path="a.bin", data=bytes(range(256))),))
+    assert Task.model_validate_json(task.model_dump_json()).files == task.files
 
 
 def test_options_stand_behind_the_path(tmp_path: Path) -> None:

@@ -145,6 +145,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no tests": (lambda folder: (folder / "tests" / "test.sh").unlink(), r"Expected .*t/tests/test.sh"),
     "no instruction": (lambda folder: (folder / "instruction.md").unlink(), r"t/instruction.md: No such file"),
     "no image": (lambda folder: (folder / "environment" / "Dockerfile").unlink(), r"Dockerfile, or docker_image"),
+    "deep TOML": (add(f"x = {'[' * 5000}"), "Expected TOML in .*t/task.toml"),
     "a link out": (lambda folder: (folder / "tests" / "x").symlink_to("/etc/passwd"), "links to stay in"),
 }
 

@@ -76,6 +76,7 @@ def write_rubrics(text: str) -> Callable[[Path], object]:
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "no JSON": (write_rubrics("{"), "task3/RUBRICS.json: Expected JSON as rubrics"),
+    "deep JSON": (write_rubrics("[" * 10**6), "task3/RUBRICS.json: Expected JSON as rubrics"),
     "no rubrics": (write_rubrics('{"rubrics": []}'), "task3/RUBRICS.json, got rubrics: "),
     "no weight": (write_rubrics('{"rubrics": [{"rubric": "a", "criterion": ["b"]}]}'), r"rubrics.0.weight: field req"),
     "no criterion": (write_rubrics('{"rubrics": [{"rubric": "a", "weight": 1, "criterion": []}]}'), r"0.criterion: "),
@@ -143,17 +144,34 @@ def test_a_parquet_row_finds_its_files_where_releases_keep_them(listed: str, pla
         ({"reference_files": ["gone.csv"]}, r"row 2 of .*: Expected the reference file 'gone.csv' .*files=FOLDER"),
         ({"reference_files": ["../gone.csv"]}, "inside the workspace"),
         ({"rubric_json": "{"}, "Expected JSON as rubrics"),
+        ({"rubric_json": None}, "rubric_json: input should be a valid string"),
+        ({"prompt": None}, "prompt: input should be a valid string"),
+        ({"prompt": ""}, "prompt: string should have at least 1"),
+        ({"task_id": None}, "task_id: input should be a valid string"),
+        ({"reference_files": [None]}, "reference_files.0: input should be a valid string"),
+        ({"task_id": "../../outside", "reference_files": ["key.txt"]}, "links to stay in|the reference file 'key.txt'"),
         ({"task_id": "other"}, "unique task ids, got 'other' twice"),
     ],
 )
 def test_a_bad_row_is_named(change: dict[str, Any], message: str, tmp_path: Path) -> None:
     plain = {**ROW, "task_id": "other", "reference_files": []}
-    path = write_parquet(tmp_path / "tasks.parquet", plain, {**plain, "task_id": "b", **change})
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "key.txt").write_text("of the host")
+    path = write_parquet(folder / "tasks.parquet", plain, {**plain, "task_id": "b", **change})
     with pytest.raises(TaskError, match=message):
         load_jobbench(path)
     errors: list[TaskError] = []
     assert len(load_jobbench(path, on_error=errors.append)) == 1
     assert len(errors) == 1
+
+
+@pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + bytes(99) + b"PAR1"])
+def test_a_file_that_is_no_parquet_is_named(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "tasks.parquet").write_bytes(data)
+    with pytest.raises(TaskError, match=r"Expected a parquet file, got .*tasks.parquet"):
+        load_jobbench(tmp_path / "tasks.parquet")
 
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:

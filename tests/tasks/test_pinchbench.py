@@ -183,6 +183,16 @@ def test_only_some_weights_are_no_weights(tmp_path: Path) -> None:
         load_pinchbench(write(tmp_path, front="grading_type: llm_judge\n", body=body))
 
 
+@pytest.mark.parametrize("last", ["[*a9]", "{x: *a9}", "3"])
+def test_a_manifest_that_stands_for_gigabytes_is_refused_at_once(tmp_path: Path, last: str) -> None:
+    write(tmp_path)
+    aliases = ["a0: &a0 {x: [task_a], y: [task_a]}"]
+    aliases += [f"a{i + 1}: &a{i + 1} {{{', '.join(f'k{k}: *a{i}' for k in range(10))}}}" for i in range(9)]
+    (tmp_path / "tasks/manifest.yaml").write_text("\n".join([*aliases, f"tasks: {last}", ""]))
+    with pytest.raises(TaskError, match="lists of task names"):
+        load_pinchbench(tmp_path)
+
+
 def test_an_asset_that_is_a_link_out_is_refused(tmp_path: Path) -> None:
     (tmp_path / "assets").mkdir()
     (tmp_path / "secret").write_text("s")
