@@ -222,9 +222,13 @@ class PrefixTree:
 
     def over_branched(self, selection: Selection = Selection()) -> bool:
         """Whether the rollout has more main lineage leaves than `selection.max_leaves`."""
+        return self.num_leaves > selection.max_leaves
+
+    @property
+    def num_leaves(self) -> int:
+        """Main calls that no other main call goes on from, dead and retry ones included."""
         main = {call.index for call in self.calls if call.kind == "main"}
-        gone_on = {call.lineage_parent for call in self.calls if call.kind == "main"}
-        return len(main - gone_on) > selection.max_leaves
+        return len(main - {self.calls[index].lineage_parent for index in main})
 
     @property
     def num_prompt_tokens(self) -> int:
