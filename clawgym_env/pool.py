@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Mapping, Sequence
+import functools
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -46,7 +47,8 @@ class RolloutPool:
 
         Args:
             reuse_finished: load what the store holds finished already instead of running it again. For a run that goes
-                on: a rollout is known by its group and index, whatever policy answered.
+                on: a rollout is known by its group and index, whatever policy answered. One without a grade, which no
+                batch has taken, is run again.
         """
         if max_concurrency < 1:
             raise ValueError(f"Expected max_concurrency of at least 1, got {max_concurrency}.")
@@ -156,9 +158,9 @@ class RolloutPool:
     async def _run_one(self, runner: Runner, request: RolloutRequest) -> Rollout:
         """Run a request when a slot is free, trying infrastructure again within its rule."""
         async with self._slots:
-            stored = self._finished.get(request.slot)
-            if stored is not None and self._store is not None:
-                return await asyncio.to_thread(self._store.load, stored)
+            for stored in self._finished.get(request.slot, ()):
+                if (rollout := await asyncio.to_thread(stored)) is not None:
+                    return rollout
             while True:
                 rollout = await runner.run(request)
                 rule = failure_rule(rollout.stop_reason, policy_asked=policy_asked(request, rollout.tree))
@@ -171,9 +173,18 @@ class RolloutPool:
             return rollout
 
 
-def _finished(store: RolloutStore) -> Mapping[str, str]:
-    """Return the id of every finished rollout by its place in the run, retries not told apart."""
-    return {slot_of(rollout_id): rollout_id for rollout_id in store.rollout_ids()}
+def _finished(store: RolloutStore) -> Mapping[str, Sequence[Callable[[], Rollout | None]]]:
+    """Return what loads the finished attempts at each place in the run; None from one that is to be made again."""
+    used = {rollout_id for batch in store.batches().values() for rollout_id in batch}
+
+    def load(rollout_id: str) -> Rollout | None:
+        rollout = store.load(rollout_id)
+        return rollout if rollout.graded or rollout_id in used else None
+
+    found: dict[str, list[Callable[[], Rollout | None]]] = {}
+    for rollout_id in store.rollout_ids():
+        found.setdefault(slot_of(rollout_id), []).append(functools.partial(load, rollout_id))
+    return found
 
 
 async def _cancel(tasks: Collection[asyncio.Task[Any]]) -> None:

@@ -117,6 +117,11 @@ def slot_of(rollout_id: str) -> str:
     return group_id + slash + member.partition("~")[0]
 
 
+def group_of(rollout_id: str) -> str:
+    """Return the group of a rollout, given its id."""
+    return rollout_id.rpartition("/")[0]
+
+
 @dataclass(slots=True)
 class _Progress:
     """What is known of a rollout so far; survives an exception in the middle of it."""

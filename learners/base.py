@@ -8,10 +8,13 @@ weights but inside `Engine.update_weights`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from clawgym_env.engine.base import Engine
 from clawgym_env.rollout import Rollout
+
+if TYPE_CHECKING:
+    from clawgym_env.policy import Policy
 
 LearnerState: TypeAlias = Mapping[str, object]
 """Tensors, numbers, and containers of them: what `torch.save` writes and `torch.load(weights_only=True)` reads."""
@@ -36,3 +39,20 @@ class Learner(Protocol):
         Raises:
             ValueError: the state belongs to a learner of another shape.
         """
+
+
+@runtime_checkable
+class TrainsPolicy(Protocol):
+    """A learner whose policy is at hand: checkpoints write it as a plain Hugging Face folder."""
+
+    @property
+    def policy(self) -> Policy:
+        """What is trained, in place."""
+
+
+@runtime_checkable
+class TakesSchedule(Protocol):
+    """A learner whose learning rate can be scheduled."""
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """Take the next updates at `factor` times the learning rate given at construction."""

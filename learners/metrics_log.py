@@ -1,26 +1,42 @@
-"""The record of a run: one JSON object per update in `metrics.jsonl`, and the same scalars as TensorBoard events."""
+"""The record of a run: one JSON object per update in `metrics.jsonl`, and the same scalars as TensorBoard events.
+
+Invariant: one line an update, also where a run was killed and went on from an earlier checkpoint.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
 from torch.utils.tensorboard import SummaryWriter
 
+FILE = "metrics.jsonl"
+
 
 class MetricsLog:
     """Appends to the files of an output folder; a line is on disk when `write` returns."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, after: int | None = None) -> None:
+        """Open the files, making the folder where missing.
+
+        Args:
+            after: the update that a run goes on from; what was recorded of later ones is forgotten.
+        """
         folder.mkdir(parents=True, exist_ok=True)
-        self._lines = (folder / "metrics.jsonl").open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "tensorboard"))
+        self.records: list[dict[str, float]] = []
+        """What is on record, in order, each with its `update`."""
+        if after is not None and (folder / FILE).exists():
+            self.records = [record for record in read_metrics(folder) if record["update"] <= after]
+            _rewrite(folder / FILE, self.records)
+        self._lines = (folder / FILE).open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=None if after is None else after + 1)
 
     def write(self, update: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of one update, keys `group/name`."""
-        self._lines.write(json.dumps({"update": update, **metrics}) + "\n")
+        self.records.append({"update": update, **metrics})
+        self._lines.write(json.dumps(self.records[-1]) + "\n")
         self._lines.flush()
         for name, value in metrics.items():
             self._events.add_scalar(name, value, update)
@@ -41,6 +57,15 @@ class MetricsLog:
 
 
 def read_metrics(folder: Path) -> list[dict[str, float]]:
-    """Return the recorded updates of an output folder, in order of writing."""
-    lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-    return [json.loads(line) for line in lines]
+    """Return the recorded updates of an output folder, in order of writing.
+
+    A last line that a crash has cut short is no record.
+    """
+    lines = (folder / FILE).read_text(encoding="utf-8").splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def _rewrite(file: Path, records: Sequence[Mapping[str, float]]) -> None:
+    new = file.with_suffix(".new")
+    new.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    new.replace(file)

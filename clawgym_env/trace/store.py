@@ -83,16 +83,20 @@ class RolloutStore:
         """
         await asyncio.wrap_future(self._submit(_rows.write_rollout(rollout)))
 
-    def add_batch(self, update: int, rollout_ids: Sequence[str]) -> None:
+    def add_batch(self, update: int, rollout_ids: Sequence[str], *, stale: Sequence[str] = ()) -> None:
         """Store which rollouts, in which order, update number `update` is about to train on. Blocks until committed.
 
         A repeated `update` replaces the earlier batch.
+
+        Args:
+            stale: those that were sampled too long ago; their exclusion becomes "stale".
         """
         rows = [(update, position, rollout_id) for position, rollout_id in enumerate(rollout_ids)]
 
         def write(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM batches WHERE update_index = ?", (update,))
             connection.executemany("INSERT INTO batches VALUES (?, ?, ?)", rows)
+            connection.executemany("UPDATE rollouts SET exclusion = 'stale' WHERE id = ?", [(one,) for one in stale])
 
         self._submit(write).result()
 

@@ -1,0 +1,125 @@
+"""The asynchronous training loop: rollouts go on while the learner updates, within a bound on how old they may be.
+
+The environments keep all their sandboxes busy across groups and updates; the learner takes complete groups as they
+come. Invariant: no token that was sampled more than `max_staleness` weight updates ago is trained. A rollout with an
+older one ends in the bucket `stale`, in the store too, and is counted.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Generator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from clawgym_env.messages import Json
+from clawgym_env.rollout import Rollout
+from clawgym_env.runner import group_of
+from clawgym_env.trace.prefix_tree import Selection
+from learners.run_state import TrainingError
+from learners.trainer import Trainer
+
+
+@dataclass(eq=False)
+class AsyncTrainer(Trainer):
+    """Trains on groups as they complete; settings beyond these as of `Trainer`.
+
+    A batch is as many groups as a step of the environments would be. A run that goes on repeats the stored batches as
+    they were composed; what comes after depends on which rollouts end first, as in any asynchronous run.
+    """
+
+    _: KW_ONLY
+    max_staleness: int = 2
+    """Weight updates (`Engine.policy_version` counts them) between a token's sampling and its training."""
+    selection: Selection = Selection()  # noqa: RUF009 (immutable)
+    """Which calls' tokens count for that: the learner's selection."""
+    _stream: Generator[Rollout, None, None] | None = field(default=None, init=False)
+    _start: dict[str, Json] | None = field(default=None, init=False)
+    """Where the environments stood before the first group: all groups that no batch has taken come after it."""
+    _open: dict[str, list[Rollout]] = field(default_factory=dict, init=False)
+    """Finished rollouts whose siblings still run, by group."""
+    _complete: list[list[Rollout]] = field(default_factory=list, init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.max_staleness < 0:
+            raise TrainingError(f"Expected max_staleness of at least 0, got {self.max_staleness}.")
+        if self._state.update:
+            self._start = self._envs.state_dict()
+
+    def run(self) -> list[dict[str, float]]:
+        """Train as `Trainer.run` does; rollouts that still run at the end are cancelled and their sandboxes closed."""
+        try:
+            return super().run()
+        finally:
+            if self._stream is not None:
+                self._stream.close()
+
+    def _sample(self, update: int) -> tuple[Sequence[Rollout], dict[str, float]]:
+        if (recorded := self._state.recorded.get(update)) is not None:
+            batch = [self._state.store.load(rollout_id) for rollout_id in recorded]
+        else:
+            batch = sorted(self._gather(), key=lambda rollout: (rollout.group_id, rollout.index))
+        return batch, self._staleness(batch)
+
+    def _gather(self) -> list[Rollout]:
+        """Wait for enough groups that are not stale; those that are go along, to be counted and not trained."""
+        wanted = self._envs.num_envs // self._envs.group_size
+        stream = self._stream = self._stream or self._begin()
+        self._complete = [self._dated(group) for group in self._complete]
+        while sum(map(_fresh, self._complete)) < wanted:
+            rollout = next(stream, None)
+            if rollout is None:
+                raise TrainingError("Expected more rollouts, got the end of them. Were the environments closed?")
+            group = self._open.setdefault(rollout.group_id, [])
+            group.append(rollout)
+            if len(group) == self._envs.group_size:
+                self._complete.append(self._dated(self._open.pop(rollout.group_id)))
+        batch, self._complete = self._complete, []
+        return [rollout for group in batch for rollout in group]
+
+    def _begin(self) -> Generator[Rollout, None, None]:
+        if self._start is None:
+            self.envs.reset(seed=self.seed)
+            self._start = self._envs.state_dict()
+        taken = {group_of(rollout_id) for batch in self._state.store.batches().values() for rollout_id in batch}
+        return self._envs.as_completed(None, skip=taken)
+
+    def _dated(self, group: Sequence[Rollout]) -> list[Rollout]:
+        oldest = self.learner.engine().policy_version - self.max_staleness
+        return [
+            dataclasses.replace(rollout, exclusion="stale")
+            if rollout.trainable and (self._versions(rollout) < oldest).any()
+            else rollout
+            for rollout in group
+        ]
+
+    def _versions(self, rollout: Rollout) -> npt.NDArray[np.int64]:
+        """Return the policy version of every trained token of a rollout."""
+        spans = [
+            np.full(span.end - span.start, span.version)
+            for call in rollout.tree
+            if self.selection.bucket(call) == "trained"
+            for span in call.policy_versions
+        ]
+        return np.concatenate(spans) if spans else np.empty(0, dtype=np.int64)
+
+    def _staleness(self, batch: Sequence[Rollout]) -> dict[str, float]:
+        versions = [self._versions(rollout) for rollout in batch if rollout.trainable]
+        ages = self.learner.engine().policy_version - np.concatenate([np.empty(0, dtype=np.int64), *versions])
+        return {
+            "staleness/mean": float(ages.mean()) if ages.size else 0.0,
+            "staleness/max": float(ages.max()) if ages.size else 0.0,
+            "staleness/stale_fraction": sum(rollout.exclusion == "stale" for rollout in batch) / len(batch),
+            "queue/rollouts_waiting": float(sum(map(len, self._open.values()))),
+            "queue/groups_open": float(len(self._open)),
+        }
+
+    def _where(self) -> dict[str, Json]:
+        return self._start or self._envs.state_dict()
+
+
+def _fresh(group: Sequence[Rollout]) -> bool:
+    return any(rollout.exclusion != "stale" for rollout in group)
