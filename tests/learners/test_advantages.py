@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from learner_fakes import Turn, make_rollout
 
-from learners.advantages import group_key, group_metrics, group_relative
+from learners.advantages import group_key, group_metrics, group_relative, leave_one_out, whitened
 
 REWARDS = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 
@@ -48,6 +48,32 @@ def test_rewards_of_one_group_do_not_move_the_advantages_of_another(
 @given(REWARDS)
 def test_advantages_of_a_group_sum_to_zero(rewards: list[float]) -> None:
     assert group_relative(np.array(rewards), ["g"] * len(rewards)).sum() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_leave_one_out_compares_with_the_mean_of_the_others() -> None:
+    advantages = leave_one_out(np.array([0.0, 0.7, 1.0, 0.5]), ["a", "b", "a", "a"])
+    assert advantages == pytest.approx([0.0 - 0.75, 0.0, 1.0 - 0.25, 0.5 - 0.5])
+
+
+@given(REWARDS, st.integers(0, 7), st.floats(0, 1))
+def test_no_reward_is_in_its_own_leave_one_out_baseline(rewards: list[float], place: int, other: float) -> None:
+    place %= len(rewards)
+    changed = [*rewards[:place], other, *rewards[place + 1 :]]
+    before, after = (leave_one_out(np.array(values), ["g"] * len(values))[place] for values in (rewards, changed))
+    expected = 0.0 if len(rewards) == 1 else other - rewards[place]
+    assert after - before == pytest.approx(expected, abs=1e-9)
+
+
+def test_whitening_is_under_the_weights_of_the_loss() -> None:
+    advantages, weights = np.array([1.0, 2.0, 5.0]), np.array([0.5, 0.25, 0.25])
+    white = whitened(advantages, weights)
+    assert weights @ white == pytest.approx(0.0)
+    assert weights @ white**2 == pytest.approx(1.0)
+    assert np.diff(white) == pytest.approx(
+        np.diff(advantages) / np.sqrt(0.5 * 1.25**2 + 0.25 * 0.25**2 + 0.25 * 2.75**2)
+    )
+    assert whitened(np.full(3, 0.1), weights).tolist() == [0.0] * 3
+    assert whitened(np.empty(0), np.empty(0)).tolist() == []
 
 
 def test_metrics_count_groups_that_teach_nothing() -> None:
