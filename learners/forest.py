@@ -198,16 +198,19 @@ def _sizes(piece: range, lengths: Ints, shared: Ints) -> Ints:
 
 
 def _pieces(lengths: Ints, shared: Ints, max_tokens: int) -> list[range]:
-    """Cut sorted rows into runs within the budget: first the fewest tokens computed twice, then the fewest runs."""
+    """Cut sorted rows into runs within the budget: the fewest tokens computed twice, then the most runs.
+
+    Where a cut costs nothing, smaller runs fill micro-batches better.
+    """
     count = len(lengths)
     added = np.concatenate(([0], np.cumsum(lengths - shared)))
-    # best[i]: tokens computed twice, in units larger than any number of runs, plus runs, of the first i rows.
+    # best[i]: tokens computed twice, in units larger than any number of runs, less runs, of the first i rows.
     best = np.zeros(count + 1, dtype=np.int64)
     through = np.zeros(count, dtype=np.int64)  # the same with a run that begins at row i
     start_of = np.zeros(count + 1, dtype=np.int64)
     low = 0
     for stop in range(1, count + 1):
-        through[stop - 1] = best[stop - 1] + shared[stop - 1] * (count + 1) + 1
+        through[stop - 1] = best[stop - 1] + shared[stop - 1] * (count + 1) - 1
         while low < stop - 1 and lengths[low] + added[stop] - added[low + 1] > max_tokens:
             low += 1
         start = low + int(through[low:stop].argmin())
