@@ -5,9 +5,10 @@ Made by `as_grader`, called by the runner. Each kind of grading is a function of
 
 from __future__ import annotations
 
+import errno
 from typing import TYPE_CHECKING
 
-from clawgym_env.errors import JudgeMissing
+from clawgym_env.errors import GraderError, JudgeMissing
 from clawgym_env.grading.answer import score_answer
 from clawgym_env.grading.base import Grade, Grader, GraderLike, Outcome
 from clawgym_env.grading.command import grade_command
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
     from clawgym_env.tasks.task import Task
 
 MAX_ANSWER_BYTES = 1 << 20
+_NOT_THE_AGENTS = frozenset({errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE})
+"""Errors that say nothing about an answer."""
 
 
 class TaskGrader:
@@ -69,7 +72,10 @@ async def _grade_answer(grading: AnswerGrading, task: Task, sandbox: Sandbox, ou
         try:
             path = f"{sandbox.spec.workdir}/{grading.file}"
             given = (await sandbox.read_file(path, max_bytes=MAX_ANSWER_BYTES)).decode(errors="replace")
-        except OSError as error:  # the agent's doing: no file, a folder in its place, one of gigabytes
+        except OSError as error:
+            if error.errno in _NOT_THE_AGENTS:
+                raise GraderError(f"Expected to read the answer of task {task.id!r}, got: {error}") from error
+            # The agent's doing: no file, a folder in its place, one of gigabytes.
             return Grade(0.0, {"answer": 0.0}, f"Expected an answer in {grading.file}, got: {error}")
     score = score_answer(grading.expected, given, tolerance=grading.tolerance)
     return Grade(score, {"answer": score}, f"Expected {grading.expected!r}, got {given[-500:]!r}")

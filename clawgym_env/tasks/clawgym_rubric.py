@@ -88,7 +88,10 @@ def _rubric(value: Any) -> RubricGrading | None:
     if len(set(names)) < len(names):
         raise TaskError(f"Expected rules with unique names, got {names}.")
     files = [glob.escape(criterion.file) for criterion in criteria if criterion.file is not None]
-    return RubricGrading(criteria=criteria, files=tuple(dict.fromkeys(files)) if len(files) == len(criteria) else ())
+    if len(files) == len(criteria):
+        return RubricGrading(criteria=criteria, files=tuple(dict.fromkeys(files)))
+    # A rule about no file may be about what the agent said, which is no work that the workspace shows.
+    return RubricGrading(criteria=criteria, show_conversation=True)
 
 
 def _criterion(rule: Any, number: int) -> Criterion:

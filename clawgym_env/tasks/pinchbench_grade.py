@@ -22,8 +22,11 @@ def main() -> None:
         exec(compile(checks.read_text("utf-8"), str(checks), "exec"), names)
         grade = names["grade"]
         scores = grade(payload["transcript"], os.getcwd()) if callable(grade) else None
-    found = scores.items() if isinstance(scores, dict) else ()
-    numbers = {str(name): float(score) for name, score in found if isinstance(score, int | float)}
+    if not isinstance(scores, dict):
+        raise TypeError(f"Expected a dict of scores from grade(), got {scores!r}.")
+    numbers = {str(name): float(score) for name, score in scores.items() if isinstance(score, int | float)}
+    if scores and not numbers:  # a mean over nothing would be a score of 0 that nobody gave
+        raise TypeError(f"Expected numbers among the scores of grade(), got {scores!r}.")
     sys.stdout.write(json.dumps(numbers) + "\n")
 
 

@@ -1,6 +1,7 @@
 """The default grader: answers, reward files and hidden files at absolute paths."""
 
 import asyncio
+import errno
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,15 @@ def test_an_answer_that_is_not_there_is_a_wrong_one_with_a_word_why(agent: str) 
     got = grade(answer_task(file="answer.txt"), agent, Outcome("42"))
     assert got.reward == 0.0
     assert "Expected an answer in answer.txt, got" in got.output
+
+
+def test_an_answer_that_the_machine_cannot_read_is_no_wrong_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: object, path: str, **options: object) -> bytes:
+        raise OSError(errno.EIO, "Input/output error", path)
+
+    monkeypatch.setattr("clawgym_env.sandbox.fake.FakeSandbox.read_file", broken)
+    with pytest.raises(GraderError, match=r"to read the answer of task 't', got: .*Input/output"):
+        grade(answer_task(file="answer.txt"), "echo 42 > answer.txt")
 
 
 def harbor_task(script: str, *, expected: bytes = b"right") -> Task:

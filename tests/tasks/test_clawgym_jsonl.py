@@ -14,14 +14,11 @@ from clawgym_env.tasks.clawgym_jsonl import load_jsonl
 
 CHECKER = "import json, sys\nprint(json.dumps({'there': float(len(sys.argv) == 2)}))\n"
 ANCHORS = {"0": "none", "0.25": "bad", "0.5": "half", "0.75": "good", "1.0": "all"}
-RUBRIC = {
-    "eval_type": "llm_rubric",
-    "score_options": [0, 0.25, 0.5, 0.75, 1],
-    "rules": [
-        {"name": "tone", "file_path": "out/mail.txt", "scores": ANCHORS},
-        {"name": "depth", "file_path": f"{WORKDIR}/out/plan.md", "scores": ANCHORS},
-    ],
-}
+RULES = [
+    {"name": "tone", "file_path": "out/mail.txt", "scores": ANCHORS},
+    {"name": "depth", "file_path": f"{WORKDIR}/out/plan.md", "scores": ANCHORS},
+]
+RUBRIC = {"eval_type": "llm_rubric", "score_options": [0, 0.25, 0.5, 0.75, 1], "rules": RULES}
 PERSONA: dict[str, object] = {
     "prompt": "Write a mail.",
     "hook_code": "python3 reward/test.py <workspace>",
@@ -49,6 +46,17 @@ def write(folder: Path, *entries: object) -> Path:
     path = folder / "tasks.jsonl"
     path.write_text("".join(f"{entry if isinstance(entry, str) else json.dumps(entry)}\n" for entry in entries))
     return path
+
+
+def test_a_rule_about_no_file_is_judged_with_what_was_said(tmp_path: Path) -> None:
+    rule = {"name": "told", "scores": ANCHORS}
+    about_files, about_words = load_jsonl(
+        write(tmp_path, {"prompt": "p", "rule": RUBRIC}, {"prompt": "p", "rule": {"rules": [*RULES, rule]}})
+    )
+    assert isinstance(about_files.grading, RubricGrading)
+    assert isinstance(about_words.grading, RubricGrading)
+    assert (about_files.grading.show_conversation, about_words.grading.show_conversation) == (False, True)
+    assert about_words.grading.files == ()
 
 
 def test_a_mark_at_the_start_and_windows_line_ends_are_no_fault(tmp_path: Path) -> None:

@@ -176,7 +176,7 @@ def test_a_file_that_is_no_parquet_is_named(data: bytes, tmp_path: Path) -> None
 
 def test_a_missing_column_is_named(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "tasks.parquet", {"task_id": "a", "prompt": "b"})
-    with pytest.raises(TaskError, match="got no rubric_json"):
+    with pytest.raises(TaskError, match="rubric_json: field required"):
         load_jobbench(path)
 
 

@@ -249,6 +249,18 @@ def test_checks_that_crash_are_a_failed_grading(tmp_path: Path) -> None:
         graded(load(write(tmp_path, body=body)), {}, ())
 
 
+@pytest.mark.parametrize(
+    ("returned", "words"),
+    [("None", "a dict of scores"), ("0.5", "a dict of scores"), ("{'a': 'yes'}", "numbers among")],
+)
+def test_checks_that_return_no_scores_are_a_failed_grading_and_no_zero(
+    tmp_path: Path, returned: str, words: str
+) -> None:
+    body = f"## Prompt\n\nA\n\n## Automated Checks\n\n```python\ndef grade(t, w):\n    return {returned}\n```\n"
+    with pytest.raises(GraderError, match=words):
+        graded(load(write(tmp_path, body=body)), {}, ())
+
+
 def test_the_grading_script_prints_numbers_only(tmp_path: Path) -> None:
     task = load_pinchbench(SET).by_id("task_word_count")
     for file in task.hidden_files:
