@@ -17,6 +17,7 @@ IDS: dict[str, str] = {
     "command": "Command",
     "mini-swe-agent": "MiniSWE",
     "gemini-cli": "GeminiCLI",
+    "agent-loop": "AgentLoop",
     "mix": "Mix",
 }
 """Harness name (as in `clawgym install NAME`) to the middle of its id; "mix" draws one out of `MIX` for each group."""

@@ -38,6 +38,7 @@ HARNESSES: Mapping[str, str] = MappingProxyType(
         "qwen-code": "harness_adapters.qwen_code:QwenCodeHarness",
         "opencode": "harness_adapters.opencode:OpenCodeHarness",
         "gemini-cli": "harness_adapters.gemini_cli:GeminiCliHarness",
+        "agent-loop": "harness_adapters.agent_loop.adapter:AgentLoop",
         "command": "harness_adapters.command:command_harness",
         "noop": "harness_adapters.noop:NoopHarness",
         "oracle": "harness_adapters.oracle:OracleHarness",

@@ -1,0 +1,1 @@
+"""The white-box agent loop: tools and a conversation, without a harness product."""
