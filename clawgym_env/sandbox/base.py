@@ -56,6 +56,7 @@ class SandboxSpec(BaseModel):
     folders: tuple[str, ...] = ()
     """Absolute folders outside the workspace that must exist, empty and writable (`/tests`, `/logs`)."""
     memory_mb: int = Field(default=2048, ge=64)
+    """Of its processes; what files on disks in memory take comes on top, as far as `disk_mb` allows."""
     max_processes: int = Field(default=512, ge=8)
     disk_mb: int = Field(default=512, ge=16)
     """Bound on what HOME (the workspace included) and /tmp may each hold."""

@@ -15,12 +15,12 @@ from pathlib import Path, PurePosixPath
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox.base import Mount, SandboxSpec
 from clawgym_env.sandbox.boot import INSIDE, supervisor_command, supervisor_files
+from clawgym_env.sandbox.limits import SHM_MB
 
 HOME = "/root"
 HOSTNAME = "sandbox"
 _PYTHON = "/opt/python"
 _HOST_PYTHON = "/usr/bin/python3"
-_SHM_MB = 64
 
 MERGED = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC = (
@@ -110,14 +110,13 @@ def arguments(
         args += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
     for name, fd in etc_fds.items():
         args += ["--perms", "0644", "--file", str(fd), f"/etc/{name}"]
-    args += ["--proc", "/proc", "--dev", "/dev", "--size", str(_SHM_MB << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]
+    args += ["--proc", "/proc", "--dev", "/dev", "--size", str(SHM_MB << 20), "--perms", "1777", "--tmpfs", "/dev/shm"]
     args += ["--size", disk, "--perms", "0700", "--tmpfs", HOME, "--size", disk, "--perms", "1777", "--tmpfs", "/tmp"]
     args += ["--symlink", "/tmp", "/var/tmp"]
+    for folder in disks(spec)[2:]:
+        args += ["--size", disk, "--tmpfs", folder]
     for folder in (spec.workdir, *spec.folders):
-        if not is_under(folder, HOME) and not is_under(folder, "/tmp"):
-            args += ["--size", disk, "--tmpfs", folder]
-        else:
-            args += ["--dir", folder]
+        args += ["--dir", absolute(folder)]
     for source, inside in supervisor_files():
         args += ["--ro-bind", str(source), inside]
     for mount in (*python_mount, *spec.mounts):
@@ -127,6 +126,19 @@ def arguments(
         args += ["--remount-ro", folder]
     args += ["--chdir", "/", "--"]
     return [*args, *supervisor_command([python], lifetime_s=spec.lifetime_s)]
+
+
+def disks(spec: SandboxSpec, *more: str) -> list[str]:
+    """Return the folders that are file systems of their own, in memory: HOME, /tmp, `more` and what lies outside them.
+
+    Raises:
+        SandboxError: the spec names a folder by a path that is none.
+    """
+    found = [HOME, "/tmp", *more]
+    for folder in sorted({absolute(folder) for folder in (spec.workdir, *spec.folders)}):  # the outer ones first
+        if not any(is_under(folder, disk) for disk in found):
+            found.append(folder)
+    return found
 
 
 def mount_source(mount: Mount) -> Path:

@@ -86,6 +86,10 @@ class Control:
             await self._send((kind, job_id, argument))
         try:
             return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            if answer.done() and not answer.exception() and (fd := answer.result()[1]) is not None:
+                os.close(fd)  # it came in the very moment
+            raise
         finally:
             self._answers.pop(job_id, None)
 
@@ -135,7 +139,7 @@ class Control:
                 fds += array.array("i", content[: len(content) // 4 * 4])
             elif level == socket.SOL_SOCKET and kind == socket.SCM_CREDENTIALS:
                 sender = _CREDENTIALS.unpack(content)[0]
-        if len(data) != supervisor.REPLY.size:
+        if len(data) != supervisor.REPLY.size or len(fds) > 1:
             self._loop.remove_reader(connected)
             self._fail("The sandbox's supervisor ended.")
         else:
@@ -161,8 +165,9 @@ class Control:
         else:
             answer = self._answers.get(job_id)
             if answer is not None and not answer.done():
-                answer.set_result((value, fd))
-                return True
+                taken = kind == supervisor.LISTENING
+                answer.set_result((value, fd if taken else None))
+                return taken
         return False
 
     def _fail(self, reason: str) -> None:

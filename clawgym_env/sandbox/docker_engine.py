@@ -98,7 +98,8 @@ class DockerEngine:
         listed = []
         for entry in found:
             marks = entry["Labels"]
-            name, deadline = entry["Names"][0].lstrip("/"), marks[DEADLINE]
+            # One that is being removed may have lost its name already.
+            name, deadline = (entry["Names"] or [entry["Id"]])[0].lstrip("/"), marks[DEADLINE]
             listed.append(Container(name, marks[OWNER], float(deadline) if deadline.isdigit() else float("inf")))
         return listed
 

@@ -7,23 +7,26 @@ writable file system, whose files are, each.
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from clawgym_env.ownership import owner_tag
 from clawgym_env.sandbox.base import Mount, SandboxSpec
 from clawgym_env.sandbox.boot import SOCKET_FOLDER, supervisor_command, supervisor_files
-from clawgym_env.sandbox.bubblewrap import HOME, HOSTNAME, absolute, base_environment, is_under, mount_source
-from clawgym_env.sandbox.limits import OVERHEAD_PROCESSES
+from clawgym_env.sandbox.bubblewrap import HOME, HOSTNAME, absolute, base_environment, disks, mount_source
+from clawgym_env.sandbox.limits import CPU_PERIOD_US, OVERHEAD_PROCESSES, SHM_MB, cpu_quota_us, memory_bytes
 
 if TYPE_CHECKING:
     from clawgym_env.sandbox.images import ResolvedImage
 
 OWNER, DEADLINE, RUN = "clawgym.owner", "clawgym.deadline", "clawgym.run"
 """Labels: the controller's owner tag, when the sandbox's lifetime is over (seconds since 1970), its own id."""
-_SHM_MB = 64
+_READ_ONLY = ("/proc", "/dev", "/sys/fs/cgroup")
+"""What engines leave writable to uid 0, capabilities or not: the supervisor's place among those to die when memory ends
+(/proc/1/oom_score_adj), and file systems in memory that no disk limit bounds. The links to devices still work."""
 
 
 def labels(spec: SandboxSpec, run: str) -> dict[str, str]:
@@ -62,19 +65,23 @@ def container_config(
     command = supervisor_command(
         image.python, lifetime_s=spec.lifetime_s, connects=True, folders=[absolute(folder) for folder in folders]
     )
-    memory = spec.memory_mb << 20
+    tmpfs = {} if writable else _disks(spec)
+    memory = memory_bytes(spec, disks=len(tmpfs))
     host = {
         "NetworkMode": "none",
         "CapDrop": ["ALL"],
         "SecurityOpt": ["no-new-privileges:true", f"seccomp={seccomp}"],
         "ReadonlyRootfs": not writable,
-        "Tmpfs": {} if writable else _disks(spec),
+        "ReadonlyPaths": list(_READ_ONLY),
+        "Tmpfs": tmpfs,
         "Mounts": _mounts(spec, image, socket_folder),
         "Memory": memory,
         "MemorySwap": memory,
-        "NanoCpus": int(spec.cpus * 1e9),
+        # Not NanoCpus: that refuses more processors than there are.
+        "CpuPeriod": CPU_PERIOD_US,
+        "CpuQuota": cpu_quota_us(spec),
         "PidsLimit": spec.max_processes + OVERHEAD_PROCESSES,
-        "ShmSize": _SHM_MB << 20,
+        "ShmSize": SHM_MB << 20,
         "IpcMode": "private",
         "Dns": ["127.0.0.1"],
         "AutoRemove": True,
@@ -98,13 +105,10 @@ def _disks(spec: SandboxSpec) -> Mapping[str, str]:
 
     Podman (4.3) lays a /tmp of its own over ours: there the memory limit alone bounds it.
     """
-    modes = {HOME: "0700", "/tmp": "1777"}
-    if spec.image is not None:
-        modes["/var/tmp"] = "1777"  # a link to /tmp in our own image
-    for folder in (spec.workdir, *spec.folders):
-        if not any(is_under(folder, disk) for disk in modes):
-            modes[absolute(folder)] = "0755"
-    return {folder: f"rw,exec,nosuid,nodev,size={spec.disk_mb}m,mode={mode}" for folder, mode in modes.items()}
+    modes = {HOME: "0700", "/tmp": "1777", "/var/tmp": "1777"}
+    folders = disks(spec) if spec.image is None else disks(spec, "/var/tmp")  # in our own image a link to /tmp
+    options = f"rw,exec,nosuid,nodev,size={spec.disk_mb}m,mode="
+    return {folder: options + modes.get(folder, "0755") for folder in folders}
 
 
 def _mounts(spec: SandboxSpec, image: ResolvedImage, socket_folder: Path) -> list[dict[str, object]]:
@@ -114,6 +118,23 @@ def _mounts(spec: SandboxSpec, image: ResolvedImage, socket_folder: Path) -> lis
     # Opening a socket writes to its file, not to the file system: read-only does not stop the supervisor.
     channel = Mount(source=socket_folder, target=SOCKET_FOLDER)
     return [
-        {"Type": "bind", "Source": str(mount_source(mount)), "Target": absolute(mount.target), "ReadOnly": True}
+        {
+            "Type": "bind",
+            "Source": str(one.source),
+            "Target": one.target,
+            "ReadOnly": True,
+            "BindOptions": {"NonRecursive": True},
+        }
         for mount in (*image.mounts, *files, channel, *shown)
+        for one in _with_inner(Mount(source=mount_source(mount), target=absolute(mount.target)))
     ]
+
+
+def _with_inner(mount: Mount) -> Iterator[Mount]:
+    """Yield a mount, then what is mounted inside its source: most engines would show that too, but not read-only."""
+    yield mount
+    lines = Path("/proc/self/mountinfo").read_text().splitlines()
+    points = {Path(re.sub(r"\\([0-7]{3})", lambda code: chr(int(code[1], 8)), line.split()[4])) for line in lines}
+    for point in sorted(points):
+        if point != mount.source and point.is_relative_to(mount.source) and point.exists():
+            yield Mount(source=point, target=f"{mount.target}/{point.relative_to(mount.source)}")

@@ -17,6 +17,8 @@ if TYPE_CHECKING:  # `typing` would cost every copy 15 ms inside
 
 _HEADER = struct.Struct("<cIqQI")
 """kind, mode, mtime in ns, number of data bytes, length of the path."""
+_MAX_TIME = (1 << 63) - 1
+"""Of what fits into a header; a file system may keep times that are far beyond."""
 _CHUNK = 1 << 20
 _BLOCK = 4096
 _MAX_PATH = 3072
@@ -81,10 +83,11 @@ def pack(folder: str, output: BinaryIO, *, max_bytes: int, make_readable: bool =
                 continue
             left -= cost
             if is_link:
-                output.write(_HEADER.pack(b"l", 0, info.st_mtime_ns, len(target), len(raw)) + raw + target)
+                output.write(_HEADER.pack(b"l", 0, 0, len(target), len(raw)) + raw + target)
                 continue
             kind = b"d" if is_folder else b"f"
-            output.write(_HEADER.pack(kind, info.st_mode & 0o777, info.st_mtime_ns, size, len(raw)) + raw)
+            mtime_ns = max(-_MAX_TIME, min(info.st_mtime_ns, _MAX_TIME))
+            output.write(_HEADER.pack(kind, info.st_mode & 0o777, mtime_ns, size, len(raw)) + raw)
             if is_folder:
                 pending.append(path)
             else:

@@ -21,7 +21,9 @@ from clawgym_env.ownership import owner_alive, owner_tag
 from clawgym_env.sandbox.base import SandboxSpec
 
 _PARENT = "clawgym"
-_PERIOD_US = 100_000
+CPU_PERIOD_US = 100_000
+SHM_MB = 64
+"""What /dev/shm may hold."""
 _V1_CONTROLLERS = ("memory", "pids", "cpu")
 OVERHEAD_PROCESSES = 8
 """Supervisor and keepers, which are not the task's."""
@@ -79,16 +81,19 @@ class ControlGroups:
         """Return every sandbox's directories, of all controllers on this machine."""
         return [path for parent in self._parents.values() for path in parent.iterdir() if path.is_dir()]
 
-    def make(self, spec: SandboxSpec) -> ControlGroup:
+    def make(self, spec: SandboxSpec, *, disks: int) -> ControlGroup:
         """Make one sandbox's directories, limits set.
+
+        Args:
+            disks: how many folders of the sandbox are file systems in memory.
 
         Raises:
             OSError: the kernel refused.
         """
         name = f"{owner_tag()}-{uuid.uuid4().hex[:8]}"
         group = ControlGroup(tuple(parent / name for parent in self._parents.values()))
-        memory, processes = spec.memory_mb << 20, spec.max_processes + OVERHEAD_PROCESSES
-        quota = max(1000, int(spec.cpus * _PERIOD_US))
+        memory, processes = memory_bytes(spec, disks=disks), spec.max_processes + OVERHEAD_PROCESSES
+        quota = cpu_quota_us(spec)
         try:
             for path in group.paths:
                 path.mkdir()
@@ -96,13 +101,13 @@ class ControlGroups:
                 (path,) = group.paths
                 _write(path / "memory.max", memory)
                 _write(path / "pids.max", processes)
-                _write(path / "cpu.max", f"{quota} {_PERIOD_US}")
+                _write(path / "cpu.max", f"{quota} {CPU_PERIOD_US}")
                 with suppress(OSError):  # absent without swap
                     _write(path / "memory.swap.max", 0)
             else:
                 _write(self._parents["memory"] / name / "memory.limit_in_bytes", memory)
                 _write(self._parents["pids"] / name / "pids.max", processes)
-                _write(self._parents["cpu"] / name / "cpu.cfs_period_us", _PERIOD_US)
+                _write(self._parents["cpu"] / name / "cpu.cfs_period_us", CPU_PERIOD_US)
                 _write(self._parents["cpu"] / name / "cpu.cfs_quota_us", quota)
                 with suppress(OSError):  # absent without swap accounting
                     _write(self._parents["memory"] / name / "memory.memsw.limit_in_bytes", memory)
@@ -136,6 +141,19 @@ class ControlGroup:
                     break
                 except OSError:  # a killed process leaves its group a moment after it is reaped
                     await asyncio.sleep(0.005)
+
+
+def memory_bytes(spec: SandboxSpec, *, disks: int) -> int:
+    """Return the memory of a sandbox's tree: what its processes may use, and room for what its disks may hold.
+
+    Without that room a full disk would cost processes their lives, the supervisor's first: it is often the largest.
+    """
+    return (spec.memory_mb + disks * spec.disk_mb + SHM_MB) << 20
+
+
+def cpu_quota_us(spec: SandboxSpec) -> int:
+    """Return the processor time per `CPU_PERIOD_US`; it may be more than this machine has."""
+    return max(1000, int(spec.cpus * CPU_PERIOD_US))
 
 
 def rlimits(spec: SandboxSpec, *, with_groups: bool) -> dict[int, int]:

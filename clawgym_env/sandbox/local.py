@@ -96,7 +96,7 @@ class LocalSandbox(SupervisedSandbox):
     async def _start(self) -> None:
         if self._groups is not None:
             try:
-                self._group = self._groups.make(self._spec)
+                self._group = self._groups.make(self._spec, disks=len(bubblewrap.disks(self._spec)))
             except OSError as error:
                 raise SandboxError(f"Expected to make a control group, got {error}. Try use_cgroups=False.") from error
         python, python_mount = bubblewrap.find_python()

@@ -1,8 +1,8 @@
 """The system calls a sandbox may not make: one table, as a BPF program for bubblewrap and as a profile for Docker.
 
 Installed just before the supervisor starts, so that every process of the sandbox inherits it. Invariant: no call that
-makes namespaces, mounts, reads other processes' memory, or opens a socket family which network namespaces do not cover
-(AF_VSOCK reaches the hypervisor, AF_ALG the kernel's crypto) succeeds inside.
+makes namespaces, mounts, reads other processes' memory, slows or starves the first process, or opens a socket family
+which network namespaces do not cover (AF_VSOCK reaches the hypervisor, AF_ALG the kernel's crypto) succeeds inside.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import platform
 import struct
+from collections.abc import Mapping
 
 from clawgym_env.errors import SandboxError
 
@@ -48,6 +49,19 @@ _NUMBERS = {
         "bpf": 280, "userfaultfd": 282,
     },
 }  # fmt: skip
+_FIRST_PROCESS = 1
+"""The supervisor: whoever starves it, or takes its limits away, keeps the host from killing and grading."""
+_ON_OTHERS: Mapping[str, tuple[Mapping[str, int], tuple[tuple[int, int], ...]]] = {
+    "prlimit64": ({"x86_64": 302, "aarch64": 261}, ((0, _FIRST_PROCESS),)),
+    "sched_setparam": ({"x86_64": 142, "aarch64": 118}, ((0, _FIRST_PROCESS),)),
+    "sched_setscheduler": ({"x86_64": 144, "aarch64": 119}, ((0, _FIRST_PROCESS),)),
+    "sched_setattr": ({"x86_64": 314, "aarch64": 274}, ((0, _FIRST_PROCESS),)),
+    "sched_setaffinity": ({"x86_64": 203, "aarch64": 122}, ((0, _FIRST_PROCESS),)),
+    "setpriority": ({"x86_64": 141, "aarch64": 140}, ((1, _FIRST_PROCESS), (0, 2))),
+    "ioprio_set": ({"x86_64": 251, "aarch64": 30}, ((1, _FIRST_PROCESS), (0, 3))),
+}
+"""Calls that act on other processes: their numbers, and each argument (its index, its value) that is refused. What the
+last two refuse besides is to name every process of a user."""
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
@@ -80,6 +94,11 @@ def seccomp_filter(machine: str | None = None) -> bytes:
         program += [_step(_JUMP_EQ, number, 0, 1), _step(_RETURN, _ERRNO | _EPERM)]
     # clone3 hides its flags behind a pointer; ENOSYS makes every C library fall back to clone.
     program += [_step(_JUMP_EQ, clone3, 0, 1), _step(_RETURN, _ERRNO | _ENOSYS)]
+    for per_machine, refused in _ON_OTHERS.values():
+        program += [_step(_JUMP_EQ, per_machine[machine], 0, 3 * len(refused) + 1)]
+        for index, value in refused:
+            program += [_step(_LOAD, _ARG0 + 8 * index), _step(_JUMP_EQ, value, 0, 1), _step(_RETURN, _ERRNO | _EPERM)]
+        program += [_step(_RETURN, _ALLOW)]
     program += [
         _step(_JUMP_EQ, clone, 0, 4),
         _step(_LOAD, _ARG0),
@@ -106,11 +125,13 @@ def docker_profile() -> str:
     rules = [_rule(denied, _EPERM), _rule(["clone3"], _ENOSYS)]
     rules += [_rule(["clone"], _EPERM, mask=flag, equals=flag) for flag in flags]
     rules += [_rule(["socket"], _EAFNOSUPPORT, mask=_LOW_HALF, equals=family) for family in (_AF_ALG, _AF_VSOCK)]
+    for name, (_, refused) in _ON_OTHERS.items():
+        rules += [_rule([name], _EPERM, index=index, mask=_LOW_HALF, equals=value) for index, value in refused]
     # Only the native architecture is named: calls numbered for another end the process.
     return json.dumps({"defaultAction": "SCMP_ACT_ALLOW", "syscalls": rules})
 
 
-def _rule(names: list[str], error: int, *, mask: int = 0, equals: int = 0) -> dict[str, object]:
-    """Return a rule that fails calls with an error; with a mask, those whose first argument fits."""
-    fits = {"index": 0, "value": mask, "valueTwo": equals, "op": "SCMP_CMP_MASKED_EQ"}
+def _rule(names: list[str], error: int, *, index: int = 0, mask: int = 0, equals: int = 0) -> dict[str, object]:
+    """Return a rule that fails calls with an error; with a mask, those of which one argument fits."""
+    fits = {"index": index, "value": mask, "valueTwo": equals, "op": "SCMP_CMP_MASKED_EQ"}
     return {"names": names, "action": "SCMP_ACT_ERRNO", "errnoRet": error, "args": [fits] if mask else []}

@@ -147,19 +147,17 @@ class SupervisedSandbox(ABC):
         Raises:
             OSError: the port is taken, or below 1024 (nobody has the capability for those).
         """
-        value, fd = await self._control.request("listen", port)
+        value, fd = await self._ask("listen", port)
         if fd is None:
             raise OSError(value, f"{os.strerror(value)}: 127.0.0.1:{port} in the sandbox")
-        listener = socket.socket(fileno=fd)
-        if listener.family != socket.AF_INET or listener.getsockname() != ("127.0.0.1", port):
-            listener.close()
+        if (listener := _listener(fd, port)) is None:
             raise SandboxError(f"Expected a socket on 127.0.0.1:{port}, got another from the sandbox's supervisor.")
         listener.setblocking(False)
         return listener
 
     async def kill_all(self) -> None:
         """Kill every process but the supervisor; see `Sandbox.kill_all`."""
-        await self._control.request("kill_all")
+        await self._ask("kill_all")
 
     async def close(self) -> None:
         """Kill every process and remove every trace; see `Sandbox.close`."""
@@ -172,6 +170,13 @@ class SupervisedSandbox(ABC):
 
     async def __aexit__(self, *error: object) -> None:
         await self.close()
+
+    async def _ask(self, kind: str, argument: int | None = None) -> tuple[int, int | None]:
+        try:
+            async with asyncio.timeout(KILL_TIMEOUT_S):
+                return await self._control.request(kind, argument)
+        except TimeoutError:
+            raise SandboxError(f"Expected an answer to {kind!r} within {KILL_TIMEOUT_S} s, got none.") from None
 
     async def _run(
         self, job: Job, *, stdin: bytes = b"", timeout_s: float | None = None, max_output: int = 1 << 20
@@ -253,12 +258,15 @@ class SupervisedSandbox(ABC):
             finally:
                 for fd in (theirs, null, stderr_write):
                     os.close(fd)
-            worker = in_thread(work)
+            worker, over = in_thread(work), False
+            worker.add_done_callback(lambda worker: worker.exception())  # nobody may be left to see it
             try:
                 code, timed_out = await self._wait(job_id, exit_code, _COPY_TIMEOUT_S)
+                over = True
             finally:
-                # The job is over or killed, so the thread meets the end of its pipe.
-                (failure,) = await asyncio.shield(asyncio.gather(worker, return_exceptions=True))
+                # The job is over or killed, so the thread meets the end of its pipe; of a frozen one only at its close.
+                await asyncio.wait({worker}, timeout=None if over else KILL_TIMEOUT_S)
+            failure = worker.exception()
             if failure is not None and code >= 0 and not timed_out:
                 raise failure  # the other side only met the end of the pipe
             _checked(ExecResult(code, b"", stderr.take(), timed_out), path)
@@ -277,6 +285,21 @@ class SupervisedSandbox(ABC):
             self._control.close()
             for pipe in self._lingering:
                 pipe.close()
+
+
+def _listener(fd: int, port: int) -> socket.socket | None:
+    """Return the socket of a descriptor that listens on a port of the loopback; close any other."""
+    try:
+        found = socket.socket(fileno=fd)
+    except OSError:
+        os.close(fd)
+        return None
+    is_tcp = (found.family, found.type) == (socket.AF_INET, socket.SOCK_STREAM)
+    listens = found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    if is_tcp and listens and found.getsockname() == ("127.0.0.1", port):
+        return found
+    found.close()
+    return None
 
 
 def _checked(result: ExecResult, path: str) -> ExecResult:

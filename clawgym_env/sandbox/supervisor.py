@@ -51,6 +51,7 @@ class Supervisor:
     def serve(self, fault: int = 0) -> None:
         """Say what went wrong before, if anything, and obey until the host hangs up."""
         self.reply(READY, 0, fault)
+        load_everything()
         while True:
             for fd, _ in self.poll.poll():
                 if fd != self.control.fileno():
@@ -251,17 +252,24 @@ def kill_all() -> None:
 
 def kill_job(keeper: int, status_fd: int) -> None:
     """Kill a keeper's tree until it reports the command's end: it may not have started the command yet."""
-    for _ in range(1000):
+    for _ in range(100):
         kill_tree(keeper)
         if select.select([status_fd], [], [], 0.005)[0]:
-            break
+            kill_tree(keeper)
+            return
+    # Stopped by somebody inside it would never report. Stopped by us it starts nothing more; its end is a report too.
+    _kill(keeper, _SIGSTOP)
     kill_tree(keeper)
+    _kill(keeper, _SIGKILL)
 
 
 def kill_tree(keeper: int) -> None:
     """Kill every descendant of `keeper`, daemons included: first stop them all, so that none can fork away."""
     stopped: set[int] = set()
-    while fresh := descendants(keeper) - stopped:
+    for _ in range(1000):  # somebody inside may wake them all the time
+        fresh = descendants(keeper) - stopped
+        if not fresh:
+            break
         for pid in fresh:
             _kill(pid, _SIGSTOP)
         stopped |= fresh
@@ -310,6 +318,16 @@ def _write_all(fd: int, data: bytes) -> None:
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
+
+
+def load_everything() -> None:
+    """Load what jobs need before the first runs, and nothing after: an agent may write to where modules would be."""
+    import sys
+    import warnings  # noqa: F401 (os.execvpe imports it)
+
+    import folder_stream  # noqa: F401
+
+    sys.path.clear()
 
 
 def end_after(seconds: float) -> None:

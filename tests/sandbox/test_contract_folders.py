@@ -10,7 +10,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from contract import InSandbox, every_backend
+from contract import InSandbox, every_backend, python
 
 from clawgym_env.sandbox.base import WORKDIR, Sandbox, SandboxBackend, SandboxSpec
 
@@ -21,6 +21,17 @@ def names(folder: Path) -> set[str]:
 
 
 @every_backend
+@pytest.mark.parametrize("seconds", [2**40, -(2**40)])
+def test_a_file_from_another_aeon_comes_out(in_sandbox: InSandbox, tmp_path: Path, seconds: int) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        code = "import os, sys; open('old', 'w').write('kept'); os.utime('old', (int(sys.argv[1]),) * 2)"
+        await python(sandbox, code, str(seconds))
+        await sandbox.copy_out(".", tmp_path / "out")
+
+    in_sandbox(body)
+    assert (tmp_path / "out" / "old").read_text() == "kept"
+
+
 def test_folders_go_in_and_come_out_unchanged(in_sandbox: InSandbox, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"
     (source / "deep" / "er").mkdir(parents=True)

@@ -31,6 +31,17 @@ def test_the_sandbox_survives_a_process_that_kills_everything(in_sandbox: InSand
     in_sandbox(body)
 
 
+@pytest.mark.parametrize("then", ["time.sleep(1000)", "0"], ids=["goes-on", "ends"])
+def test_a_command_that_stops_what_watches_it_dies_at_its_timeout(in_sandbox: InSandbox, then: str) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        code = f"import os, signal, time\nos.kill(os.getppid(), signal.SIGSTOP)\n{then}"
+        assert (await sandbox.exec(["python3", "-c", code], timeout_s=1)).timed_out
+        processes = await python(sandbox, "import os; print(*filter(str.isdigit, os.listdir('/proc')))")
+        assert len(processes.split()) == 3, "the first, and this one below its keeper"
+
+    in_sandbox(body)
+
+
 def test_the_host_is_invisible(in_sandbox: InSandbox, tmp_path: Path) -> None:
     async def body(sandbox: Sandbox) -> None:
         hidden = (tmp_path, Path(__file__), Path.home() / ".bashrc", Path("/etc/ssl/private"), Path("/etc/machine-id"))

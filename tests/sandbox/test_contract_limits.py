@@ -88,19 +88,30 @@ def test_memory_is_limited_and_the_sandbox_lives(in_sandbox: InSandbox) -> None:
         assert result.exit_code != 0
         assert (await sandbox.exec(["echo", "alive"])).stdout == b"alive\n"
 
-    in_sandbox(body, memory_mb=128)
+    in_sandbox(body, memory_mb=128, disk_mb=16)
 
 
 @with_limits
 def test_memory_is_limited_for_the_tree_where_that_is_promised(in_sandbox: InSandbox, backend: SandboxBackend) -> None:
     async def body(sandbox: Sandbox) -> None:
-        hog = "x = b'x' * (60 << 20); print('fits', flush=True); import time; time.sleep(3)"
+        hog = "x = b'x' * (80 << 20); print('fits', flush=True); import time; time.sleep(3)"
         results = await asyncio.gather(*(sandbox.exec(["python3", "-c", hog]) for _ in range(4)))
         survivors = [result for result in results if result.exit_code == 0]
         assert len(survivors) == 4 if backend.capabilities.memory == "process" else len(survivors) < 4
         assert (await sandbox.exec(["echo", "alive"])).stdout == b"alive\n"
 
-    in_sandbox(body, memory_mb=160)
+    in_sandbox(body, memory_mb=160, disk_mb=16)
+
+
+def test_full_disks_leave_processes_their_memory(in_sandbox: InSandbox, tmp_path: Path) -> None:
+    async def body(sandbox: Sandbox) -> None:
+        fill = 'for folder in "$@"; do head -c 300000000 /dev/zero > $folder/big; done 2>/dev/null; echo filled'
+        result = await sandbox.exec(["sh", "-c", fill, "sh", "/tmp", "/dev/shm", "/logs", "."])
+        assert result.stdout == b"filled\n"
+        assert await python(sandbox, "print(len(b'x' * (30 << 20)))") == f"{30 << 20}\n"
+        await sandbox.copy_out("/logs", tmp_path)
+
+    in_sandbox(body, memory_mb=100, disk_mb=100, folders=("/logs",))
 
 
 @with_limits

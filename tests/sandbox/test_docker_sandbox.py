@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,9 @@ import docker
 import pytest
 
 from clawgym_env.errors import SandboxError
+from clawgym_env.sandbox import supervised
 from clawgym_env.sandbox.base import Image, Mount, SandboxSpec
-from clawgym_env.sandbox.docker import DockerBackend
+from clawgym_env.sandbox.docker import DockerBackend, DockerSandbox
 from clawgym_env.sandbox.docker_spec import DEADLINE, OWNER
 
 REPOSITORY = Path(__file__).parents[2]
@@ -126,7 +127,7 @@ def test_from_inside_a_container_is_hardened(backend: DockerBackend) -> None:
         "supervisor": "EROFS",
         "its memory": "EACCES",
         "its files": "EACCES",
-        "cgroup": "EACCES",
+        "cgroup": "EROFS",
         "socket folder": [],
         "plant there": "ENOENT",
         "links": ["lo"],
@@ -159,9 +160,9 @@ def test_a_container_carries_its_limits_and_says_whose_it_is(
             labels, host = found["Config"]["Labels"], found["HostConfig"]
             assert labels[OWNER].startswith(f"{os.getpid()}-")
             assert 0 < int(labels[DEADLINE]) - time.time() <= 100
-            assert host["Memory"] == host["MemorySwap"] == 256 << 20
+            assert host["Memory"] == host["MemorySwap"] == (256 + 2 * spec.disk_mb + 64) << 20
             assert 32 <= host["PidsLimit"] <= 48
-            assert host["NanoCpus"] == 500_000_000
+            assert (host["CpuQuota"], host["CpuPeriod"]) == (50_000, 100_000)
             assert host["AutoRemove"]
         with pytest.raises(docker.errors.NotFound):
             inspect(client, sandbox.container)
@@ -303,10 +304,10 @@ def test_a_container_that_someone_removes_is_an_error_and_closes(
     asyncio.run(main())
 
 
-def built(path: Path, *lines: str) -> Path:
-    """Write a folder whose image holds this machine's shell and nothing else but what `lines` add."""
-    listed = subprocess.run(["ldd", "/bin/sh"], capture_output=True, text=True, check=True).stdout
-    for file in {"/bin/sh", *re.findall(r"(/\S+) \(", listed)}:
+def built(path: Path, *lines: str, programs: Sequence[str] = ("/bin/sh",)) -> Path:
+    """Write a folder whose image holds programs of this machine and nothing else but what `lines` add."""
+    listed = subprocess.run(["ldd", *programs], capture_output=True, text=True, check=True).stdout
+    for file in {*programs, *re.findall(r"(/\S+) \(", listed)}:
         target = path / "root" / file[1:]
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(file, target)
@@ -347,6 +348,53 @@ def test_a_writable_image_shows_what_it_brings_and_takes_what_is_written_anywher
         async with await backend.open(spec) as sandbox:
             with pytest.raises(FileNotFoundError):
                 await sandbox.read_file("/opt/deep/file")
+
+    asyncio.run(main())
+
+
+def test_what_an_agent_puts_in_the_place_of_our_code_is_never_loaded(backend: DockerBackend, tmp_path: Path) -> None:
+    """A folder of a writable file system can be moved away, mounts below and all."""
+    image = Image(build=built(tmp_path / "image", programs=("/bin/sh", "/bin/mv")), writable=True)
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret" / "expected.txt").write_text("42")
+    plant = (
+        "for module in folder_stream warnings stat posixpath; do echo 'print(1.0)' > /planted/$module.py; done; "
+        "mv /run/clawgym /run/old && mv /planted /run/clawgym"
+    )
+
+    async def main() -> tuple[bytes, bytes]:
+        spec = SandboxSpec(image=image, folders=("/planted",))
+        async with await backend.open(spec) as sandbox:
+            moved = await sandbox.exec(["sh", "-c", plant])
+            assert moved.exit_code == 0, moved
+            await sandbox.kill_all()
+            await sandbox.copy_in(tmp_path / "secret", "reward")
+            return await sandbox.read_file("reward/expected.txt"), (await sandbox.exec(["sh", "-c", ":"])).stdout
+
+    assert asyncio.run(main()) == (b"42", b"")
+
+
+@pytest.mark.parametrize("step", ["exec", "kill_all", "listen", "copy_out"])
+def test_a_frozen_container_is_an_error_and_closes(
+    backend: DockerBackend, client: docker.DockerClient, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervised, "KILL_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(supervised, "_COPY_TIMEOUT_S", 0.2)
+    steps: dict[str, Callable[[DockerSandbox], Awaitable[object]]] = {
+        "exec": lambda sandbox: sandbox.exec(["true"], timeout_s=0.2),
+        "kill_all": lambda sandbox: sandbox.kill_all(),
+        "listen": lambda sandbox: sandbox.listen(8080),
+        "copy_out": lambda sandbox: sandbox.copy_out(".", tmp_path / "out"),
+    }
+
+    async def main() -> None:
+        async with await backend.open(SandboxSpec()) as sandbox:
+            client.api.pause(sandbox.container)
+            async with asyncio.timeout(20):
+                with pytest.raises(SandboxError, match="got none"):
+                    await steps[step](sandbox)
+        with pytest.raises(docker.errors.NotFound):
+            inspect(client, sandbox.container)
 
     asyncio.run(main())
 

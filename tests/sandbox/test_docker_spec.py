@@ -14,6 +14,7 @@ pytest.importorskip("docker")
 
 from clawgym_env.errors import SandboxError
 from clawgym_env.sandbox.base import Image, Mount, SandboxSpec
+from clawgym_env.sandbox.bubblewrap import disks
 from clawgym_env.sandbox.docker_spec import DEADLINE, OWNER, RUN, container_config, environment
 from clawgym_env.sandbox.images import ResolvedImage
 from clawgym_env.sandbox.seccomp import docker_profile
@@ -68,6 +69,24 @@ def test_the_environment_is_the_images_but_home_is_ours_and_the_task_has_the_las
     found = environment(spec, OTHER)
     assert (found["PATH"], found["HOME"], found["TASK"]) == ("/own:/bin", "/root", "1")
     assert "/lent" not in environment(spec, ResolvedImage("bare", (), OTHER.python, {}))["PATH"]
+
+
+def test_what_is_mounted_inside_a_shown_folder_is_read_only_as_well() -> None:
+    mounts = config(SandboxSpec(mounts=(Mount(source=Path("/dev"), target="/x"),)))["HostConfig"]["Mounts"]
+    shown = {mount["Target"]: mount for mount in mounts if mount["Target"].startswith("/x")}
+    assert {"/x", "/x/pts"} <= shown.keys()
+    assert all(mount["ReadOnly"] and mount["BindOptions"]["NonRecursive"] for mount in shown.values())
+    assert shown["/x/pts"]["Source"] == "/dev/pts"
+
+
+def test_more_processors_than_there_are_may_be_asked_for() -> None:
+    host = config(SandboxSpec(cpus=500.0))["HostConfig"]
+    assert host["CpuQuota"] == 500 * host["CpuPeriod"]
+    assert "NanoCpus" not in host
+
+
+def test_folders_in_each_other_share_a_disk_whatever_their_order() -> None:
+    assert disks(SandboxSpec(folders=("/logs/a", "/logs", "/root/b"))) == ["/root", "/tmp", "/logs"]
 
 
 def test_a_runtime_is_passed_on() -> None:

@@ -11,9 +11,9 @@ import pytest
 
 from clawgym_env.ownership import owner_scope
 from clawgym_env.sandbox.base import SandboxSpec
-from clawgym_env.sandbox.limits import ControlGroups, rlimits
+from clawgym_env.sandbox.limits import SHM_MB, ControlGroups, rlimits
 
-SPEC = SandboxSpec(memory_mb=100, max_processes=10, cpus=1.5)
+SPEC = SandboxSpec(memory_mb=100, disk_mb=20, max_processes=10, cpus=1.5)
 
 
 def mounts_file(tmp_path: Path, *lines: str) -> Path:
@@ -38,9 +38,9 @@ def v1_mounts(tmp_path: Path) -> Path:
 def test_version_one_limits_are_written_per_hierarchy(tmp_path: Path) -> None:
     groups = ControlGroups.find(v1_mounts(tmp_path))
     assert groups is not None
-    group = groups.make(SPEC)
+    group = groups.make(SPEC, disks=2)
     memory, pids, cpu = group.paths
-    assert (memory / "memory.limit_in_bytes").read_text() == str(100 << 20)
+    assert (memory / "memory.limit_in_bytes").read_text() == str((100 + 2 * 20 + SHM_MB) << 20)
     assert (pids / "pids.max").read_text() == "18"
     assert (cpu / "cpu.cfs_quota_us").read_text() == "150000"
     group.add(123)
@@ -51,9 +51,9 @@ def test_version_two_limits_are_written_in_one_directory(tmp_path: Path) -> None
     groups = ControlGroups.find(mounts_file(tmp_path, f"cgroup2 {tmp_path} cgroup2 rw 0 0"))
     assert groups is not None
     assert (tmp_path / "clawgym" / "cgroup.subtree_control").read_text() == "+memory +pids +cpu"
-    (path,) = groups.make(SPEC).paths
+    (path,) = groups.make(SPEC, disks=2).paths
     assert path.parent == tmp_path / "clawgym"
-    assert (path / "memory.max").read_text() == str(100 << 20)
+    assert (path / "memory.max").read_text() == str((100 + 2 * 20 + SHM_MB) << 20)
     assert (path / "pids.max").read_text() == "18"
     assert (path / "cpu.max").read_text() == "150000 100000"
 
@@ -68,7 +68,7 @@ def test_incomplete_hierarchies_are_not_used(tmp_path: Path, line: str) -> None:
 def test_only_directories_of_dead_owners_are_swept(tmp_path: Path) -> None:
     groups = ControlGroups.find(v1_mounts(tmp_path))
     assert groups is not None
-    groups.make(SPEC)
+    groups.make(SPEC, disks=2)
     parent = tmp_path / "pids" / "clawgym"
     (mine,) = parent.iterdir()
     for name in (f"{os.getpid()}-1-{owner_scope()}-reusedpid", f"4194303-12345-{owner_scope()}-dead", "stranger"):
@@ -80,7 +80,7 @@ def test_only_directories_of_dead_owners_are_swept(tmp_path: Path) -> None:
 def test_removal_tolerates_what_is_gone(tmp_path: Path) -> None:
     groups = ControlGroups.find(v1_mounts(tmp_path))
     assert groups is not None
-    group = groups.make(SPEC)
+    group = groups.make(SPEC, disks=2)
     for path in group.paths:
         for file in path.iterdir():
             file.unlink()

@@ -121,7 +121,7 @@ def test_a_local_sandbox_ends_after_its_lifetime_though_its_owner_lives() -> Non
 def test_a_control_group_of_a_dead_controller_is_emptied_and_removed(dead: str) -> None:
     groups = ControlGroups.find()
     assert groups is not None
-    made = groups.make(SandboxSpec())
+    made = groups.make(SandboxSpec(), disks=2)
     paths = [path.rename(path.with_name(f"{dead}-orphan")) for path in made.paths]
     with subprocess.Popen(["sleep", "1000"]) as orphan:
         for path in paths:

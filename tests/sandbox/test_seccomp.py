@@ -15,9 +15,9 @@ ALLOW, KILL, EPERM, ENOSYS, NO_FAMILY = 0x7FFF0000, 0x80000000, 0x50001, 0x50026
 ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 
-def verdict(machine: str, number: int, argument: int = 0, *, arch: int | None = None) -> int:
+def verdict(machine: str, number: int, argument: int = 0, second: int = 0, *, arch: int | None = None) -> int:
     """Run the program on one system call."""
-    data = struct.pack("=IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, argument, 0, 0, 0, 0, 0)
+    data = struct.pack("=IIQ6Q", number, ARCH[machine] if arch is None else arch, 0, argument, second, 0, 0, 0, 0)
     program = list(struct.iter_unpack("=HBBI", seccomp_filter(machine)))
     accumulator = position = 0
     while True:
@@ -49,6 +49,20 @@ def test_sockets_and_clones_are_judged_by_their_arguments(machine: str, socket: 
     assert verdict(machine, 435) == ENOSYS
 
 
+@pytest.mark.parametrize(
+    ("machine", "by_first", "by_second"),
+    [("x86_64", [302, 142, 144, 314, 203], [141, 251]), ("aarch64", [261, 118, 119, 274, 122], [140, 30])],
+)
+def test_the_first_process_cannot_be_starved(machine: str, by_first: list[int], by_second: list[int]) -> None:
+    for number in by_first:
+        assert verdict(machine, number, 1) == verdict(machine, number, 1 | 7 << 32) == EPERM
+        assert verdict(machine, number, 0, 1) == verdict(machine, number, 12, 1) == ALLOW
+    user = dict(zip(by_second, (2, 3), strict=True))
+    for number in by_second:
+        assert verdict(machine, number, 0, 1) == verdict(machine, number, user[number], 0) == EPERM
+        assert verdict(machine, number, 0, 0) == verdict(machine, number, 1, 12) == ALLOW
+
+
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_ordinary_calls_pass(machine: str) -> None:
     ordinary = {"x86_64": [0, 1, 2, 9, 57, 59, 202, 257, 281, 434], "aarch64": [56, 63, 64, 93, 221, 222, 98, 434]}
@@ -77,14 +91,14 @@ def test_the_profile_for_docker_says_what_the_filter_says() -> None:
     assert unconditional.pop("clone3") == 38
     assert set(unconditional.values()) == {1}
 
-    def judged(name: str, argument: int) -> int:
-        """Apply the rules to one call's first argument, as libseccomp does."""
+    def judged(name: str, *arguments: int) -> int:
+        """Apply the rules to a call's arguments, as libseccomp does."""
         rules = [rule for rule in profile["syscalls"] if rule["names"] == [name]]
         fits = [
             rule["errnoRet"]
             for rule in rules
             for test in rule["args"]
-            if test["op"] == "SCMP_CMP_MASKED_EQ" and argument & test["value"] == test["valueTwo"]
+            if test["op"] == "SCMP_CMP_MASKED_EQ" and arguments[test["index"]] & test["value"] == test["valueTwo"]
         ]
         return max(fits, default=0)
 
@@ -94,3 +108,7 @@ def test_the_profile_for_docker_says_what_the_filter_says() -> None:
     for argument in (0x01200011, *(1 << bit for bit in range(32))):
         expected = verdict("x86_64", 56, argument)
         assert judged("clone", argument) == (0 if expected == ALLOW else expected & 0xFFFF)
+    for name, number in {"prlimit64": 302, "sched_setscheduler": 144, "setpriority": 141, "ioprio_set": 251}.items():
+        for pair in ((0, 0), (1, 0), (0, 1), (2, 0), (3, 0), (1, 1)):
+            expected = verdict("x86_64", number, *pair)
+            assert judged(name, *pair) == (0 if expected == ALLOW else expected & 0xFFFF)
