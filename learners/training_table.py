@@ -8,6 +8,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from learners.callbacks import Callback
+
 COLUMNS: Mapping[str, str] = {
     "update": "update",
     "reward": "reward/mean",
@@ -24,10 +26,13 @@ COLUMNS: Mapping[str, str] = {
 """Heading to metric."""
 
 
-class TrainingTable:
-    """Shows rows on a console as they come. Use as a context manager."""
+class TrainingTable(Callback):
+    """Shows rows on a console as they come. Use as a context manager, and as a callback of a `Trainer`."""
 
-    def __init__(self, num_updates: int, *, console: Console | None = None) -> None:
+    def __init__(
+        self, num_updates: int, *, console: Console | None = None, columns: Mapping[str, str] = COLUMNS
+    ) -> None:
+        self._columns = columns
         bar = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
         self._progress = Progress(*bar, console=console)
         self._task = self._progress.add_task("", total=num_updates)
@@ -39,8 +44,16 @@ class TrainingTable:
     def row(self, update: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of an update; one that is missing stays blank."""
         known = {"update": update, **metrics}
-        self._print([f"{known[key]:.4g}" if key in known else "" for key in COLUMNS.values()])
+        self._print([f"{known[key]:.4g}" if key in known else "" for key in self._columns.values()])
         self._progress.update(self._task, completed=update)
+
+    def on_phase(self, phase: str) -> None:
+        """Say what a trainer does."""
+        self.doing(phase)
+
+    def on_update(self, update: int, metrics: Mapping[str, float]) -> None:
+        """Show an update of a trainer."""
+        self.row(update, metrics)
 
     def say(self, text: str) -> None:
         """Print a line of text."""
@@ -48,7 +61,7 @@ class TrainingTable:
 
     def __enter__(self) -> TrainingTable:
         self._progress.start()
-        self._print(list(COLUMNS))
+        self._print(list(self._columns))
         return self
 
     def __exit__(
