@@ -17,6 +17,7 @@ from clawgym_env.envs.service import RolloutService, SandboxLike
 from clawgym_env.fidelity.scenarios import Turn
 from clawgym_env.fidelity.teacher import write_turn
 from clawgym_env.fidelity.tools import Call
+from clawgym_env.grading.base import GraderLike
 from clawgym_env.harness import HarnessAdapter
 from clawgym_env.messages import ChatRequest
 from clawgym_env.policy import Policy, PolicyText
@@ -34,6 +35,7 @@ def demonstrate(
     harness: str | HarnessAdapter = "mini",
     answer: str = ANSWER,
     sandbox: SandboxLike = "local",
+    grader: GraderLike | None = None,
     run_dir: str | Path | None = None,
     max_concurrency: int = 1,
 ) -> list[Rollout]:
@@ -45,6 +47,7 @@ def demonstrate(
             Each is a call of the harness's tool of that name: mini, pi and agent-loop have write(path, content),
             read(path) and bash(command).
         answer: the closing line.
+        grader: instead of the tasks' own.
         run_dir: where they are kept for later, as any run's.
 
     Raises:
@@ -65,7 +68,13 @@ def demonstrate(
         reply, tokenizer=policy.tokenizer, renderer=policy.renderer, context_length=policy.context_length
     )
     service = RolloutService(
-        tasks=tasks, harness=harness, engine=engine, sandbox=sandbox, run_dir=run_dir, max_concurrency=max_concurrency
+        tasks=tasks,
+        harness=harness,
+        engine=engine,
+        sandbox=sandbox,
+        grader=grader,
+        run_dir=run_dir,
+        max_concurrency=max_concurrency,
     )
     with closing(service):
         name = service.harnesses[0].name
