@@ -43,9 +43,9 @@ class AsyncTrainer(Trainer):
     _complete: list[list[Rollout]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.max_staleness < 0:
             raise TrainingError(f"Expected max_staleness of at least 0, got {self.max_staleness}.")
+        super().__post_init__()
         if self._state.update:
             self._start = self._envs.state_dict()
 

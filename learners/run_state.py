@@ -50,12 +50,17 @@ class RunState:
         self.store = store
         self.recorded = {update: ids for update, ids in store.batches().items() if update > self.update}
         """Batches that were stored after the checkpoint, by update: they are taken again."""
-        self.log = MetricsLog(self.folder, after=self.update if found else None)
+        self._found = found
 
     @property
     def update(self) -> int:
         """How many updates are taken."""
         return cast(int, self._cursor["update"])
+
+    def open_log(self) -> MetricsLog:
+        """Open the metrics; what they hold of updates after the checkpoint is forgotten."""
+        self.log = MetricsLog(self.folder, after=self.update if self._found else None)
+        return self.log
 
     def begin(self, update: int, batch: Sequence[Rollout]) -> None:
         """Store what an update is about to be taken on."""

@@ -69,7 +69,7 @@ class Trainer:
             TrainingError: no rollout of a batch could be graded, or a resumed run draws other rollouts than before.
         """
         state = self._state
-        with state.log as log:
+        with state.open_log() as log:
             if state.update == 0:
                 state.save()  # what the first batches are sampled with
                 if not log.records and (first := self._evaluation(0)):

@@ -1,0 +1,109 @@
+"""Every learner of the table keeps the contract, and the contract notices what breaks it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from clawgym_env.errors import ClawGymError
+from clawgym_env.policy import Policy
+from clawgym_env.registry import UnknownName
+from clawgym_env.rollout import Rollout
+from learners.base import Learner
+from learners.grpo import TreeGRPO
+from learners.registry import LEARNERS, make_learner
+from learners.testing import ScriptedPolicy, check_learner, small_policy
+
+
+def settings(policy: Policy) -> dict[str, Any]:
+    return {"engine": ScriptedPolicy(policy, ["x"]), "learning_rate": 0.01}
+
+
+@pytest.mark.parametrize("name", LEARNERS)
+def test_a_learner_of_the_table_keeps_the_contract(name: str) -> None:
+    check_learner(lambda policy: make_learner(name, policy, **settings(policy)))
+
+
+@pytest.mark.parametrize("changes", [{"lora": 2}, {"kl_coef": 0.1}, {"updates_per_batch": 2}], ids=str)
+def test_it_is_kept_with_other_settings_too(changes: dict[str, Any]) -> None:
+    check_learner(lambda policy: make_learner("grpo", policy, **settings(policy), **changes))
+
+
+class ForgetsItsOptimizer(TreeGRPO):
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        optimizer = self._optimizer.state_dict()
+        super().load_state_dict(state)
+        self._optimizer.load_state_dict(optimizer)
+
+
+class TrainsTheStale(TreeGRPO):
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        return super().update([dataclasses.replace(rollout, exclusion=None) for rollout in rollouts])
+
+
+class BehindTheEngine(TreeGRPO):
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        metrics = super().update(rollouts)
+        self.policy.version = 0
+        return metrics
+
+
+class SaysTensors(TreeGRPO):
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, Any]:
+        return {**super().update(rollouts), "loss/policy": torch.ones(1)}
+
+
+class NewEngines(TreeGRPO):
+    def engine(self) -> Any:
+        return ScriptedPolicy(self.policy, ["x"])
+
+
+class Idle(TreeGRPO):
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("broken", "complaint"),
+    [
+        (ForgetsItsOptimizer, "goes on exactly"),
+        (TrainsTheStale, "excluded"),
+        (BehindTheEngine, "update_weights"),
+        (SaysTensors, "plain floats"),
+        (NewEngines, "same engine"),
+        (Idle, "changes the state"),
+    ],
+)
+def test_what_breaks_the_contract_is_named(broken: type[TreeGRPO], complaint: str) -> None:
+    with pytest.raises(AssertionError, match=complaint):
+        check_learner(lambda policy: broken(policy, **settings(policy)))
+
+
+@pytest.mark.parametrize("spec", ["grpo", "learners.grpo:TreeGRPO", TreeGRPO])
+def test_a_learner_is_had_by_name_import_path_or_class(spec: Any) -> None:
+    policy = small_policy()
+    learner = make_learner(spec, policy, learning_rate=0.5)
+    assert isinstance(learner, TreeGRPO)
+    assert learner.policy is policy
+
+
+def test_a_learner_is_had_as_it_is_and_takes_nothing_beside() -> None:
+    learner: Learner = TreeGRPO(small_policy())
+    assert make_learner(learner) is learner
+    with pytest.raises(ClawGymError, match="learner already"):
+        make_learner(learner, learning_rate=0.5)
+
+
+def test_an_unknown_learner_is_named_with_the_nearest_one() -> None:
+    with pytest.raises(UnknownName, match="'grpo'"):
+        make_learner("gpro", small_policy())
+
+
+@pytest.mark.parametrize(("spec", "complaint"), [("grpo", "a policy"), ("builtins:repr", "make a Learner")])
+def test_what_cannot_become_a_learner_is_refused(spec: str, complaint: str) -> None:
+    with pytest.raises(ClawGymError, match=complaint):
+        make_learner(spec, None if spec == "grpo" else small_policy())
