@@ -124,7 +124,8 @@ class Flops:
             weight.numel() for weight in decoder.parameters() if weight.ndim == 2 and weight is not embedding
         )
         experts = sum(weight.numel() for weight in decoder.parameters() if weight.ndim == 3)
-        used = getattr(config, "num_experts_per_tok", 1) / max(getattr(config, "num_experts", 1), 1)
+        num_experts = getattr(config, "num_experts", None) or getattr(config, "num_local_experts", None) or 1
+        used = getattr(config, "num_experts_per_tok", 1) / num_experts
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         return cls(
             per_token=2.0 * (matrices + experts * used),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, get_args
 
 import torch
@@ -338,8 +339,9 @@ class VarlenAttention:
 
 @cache
 def _varlen_kernel() -> Any:
+    """Return torch's flash attention over sequences of any length; None where torch has none that does all we need."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    return varlen_attn
+    return varlen_attn if {"window_size", "enable_gqa"} <= signature(varlen_attn).parameters.keys() else None

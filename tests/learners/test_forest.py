@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -115,9 +116,10 @@ def test_no_packed_token_has_a_twin_and_no_segment_could_be_longer(rows: list[Tr
     size = len(layout.end)
     histories = [tuple(ancestors(forest, place)) for place in range(size)]
     assert len(set(histories)) == size
-    for before, after in zip(layout.segments, layout.segments[1:], strict=False):
-        forks = sum(history[:-1] == histories[before.stop - 1] for history in histories)
-        assert forks != 1 or after.keys[0][0] != before.keys[0][0]
+    for before, after in pairwise(layout.segments):
+        parent = histories[before.stop - 1]
+        children = [history for history in histories if history[:-1] == parent]
+        assert children != [histories[after.start]]
 
 
 @given(rows=tries(), max_tokens=st.integers(1, 60))
