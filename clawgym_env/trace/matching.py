@@ -153,9 +153,10 @@ class LineageIndex:
             view.new_system = asked.systems != view.transcript.systems[view.position]
             if view.drift is None:
                 view.drift = self._drift(view, asked)
-        view.exact = [view.tools]
-        for at in range(len(view.messages)):
-            view.exact.append(chain(view.exact[-1], self._exact_item(view, at)))
+        view.exact = exact = [view.tools]
+        known = view.known
+        for at, spelling in enumerate(view.transcript.spellings):
+            exact.append(chain(exact[-1], b"call%d" % known[at] if at in known else spelling))
 
     def reopened(self, view: RequestView) -> int | None:
         """Return the latest call that opened the conversation this request, which has no parent, opens again.
@@ -241,8 +242,11 @@ class LineageIndex:
 
     def _named(self, echoed: Sequence[str]) -> int | None:
         """Return the call whose minted tool-call ids a message echoes."""
-        found = (self._by_tool_call.get(name) for name in echoed)
-        return next((index for index in found if index is not None), None)
+        for name in echoed:
+            index = self._by_tool_call.get(name)
+            if index is not None:
+                return index
+        return None
 
     def _latest(self, calls: Sequence[int], view: RequestView) -> int:
         """Return the latest delivered call, of the same agent role if there is one."""
@@ -251,11 +255,6 @@ class LineageIndex:
     def _last_try(self, calls: Sequence[int], view: RequestView) -> int:
         """Return the call asked last, of the same agent role if there is one."""
         return max(calls, key=lambda i: (self._calls[i].role_hash == view.role_hash, i))
-
-    def _exact_item(self, view: RequestView, at: int) -> Digest:
-        if at in view.known:
-            return b"call%d" % view.known[at]
-        return view.transcript.spellings[at]
 
 
 def longer_by_a_hint(mute: RequestView, view: RequestView) -> bool:
