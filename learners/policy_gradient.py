@@ -1,8 +1,9 @@
 """The update every policy-gradient learner shares: rollouts to rows, rows to one clipped, importance-weighted step.
 
 A subclass says what a rollout's advantage is (`grpo` in a dozen lines); the base gives it to every trained token, each
-once. Invariants: which rollouts count, and the normalisers of the loss, are fixed before micro-batching; excluded
-rollouts are in neither statistics nor loss; weights change only inside `Engine.update_weights`.
+once. A critic makes it the token's own (`ppo`, through `_look_before` and `_judge`). Invariants: which rollouts count,
+and the normalisers of the loss, are fixed before micro-batching; excluded rollouts are in neither statistics nor loss;
+weights change only inside `Engine.update_weights`.
 """
 
 from __future__ import annotations

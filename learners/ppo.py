@@ -62,7 +62,8 @@ class TreePPO(PolicyGradientLearner):
             policy: what is trained and sampled from.
             critic: "head" reads values from the policy's trunk; "separate" has a trunk of its own, a copy of the
                 policy's as it is now, which is trained with it and costs as much again.
-            value_trunk_gradient: whether the value loss of a head trains the policy's trunk, too.
+            value_trunk_gradient: whether the value loss of a head trains the policy's trunk, too. Off by
+                default: what moves the policy is then PPO's objective alone.
             value_learning_rate: of the critic.
             value_coef: of the value loss beside the policy's.
             value_clip: how far a value may go from where it was at the update's start; `math.inf`: as far as it likes.
@@ -70,7 +71,7 @@ class TreePPO(PolicyGradientLearner):
             gamma: γ, per sampled token.
             gae_lambda: λ. With γ = λ = 1, the default, Â = R − V(s_t).
             normalize_advantages: shift and scale them to mean 0 and deviation 1 over the batch, under the weights of
-                the loss.
+                the loss. Off by default, as in the paper; on, a critic that lags behind does not praise all there is.
             settings: of every policy-gradient learner.
 
         Raises:
@@ -102,7 +103,7 @@ class TreePPO(PolicyGradientLearner):
         """Return the rewards; V(s_t) comes off token by token."""
         return np.array([rollout.reward for rollout in rollouts], dtype=np.float64)
 
-    def pretrain_value(self, rollouts: Sequence[Rollout], *, ridge: float = 1e-3) -> dict[str, float]:
+    def pretrain_value(self, rollouts: Sequence[Rollout], *, ridge: float = 0.1) -> dict[str, float]:
         """Fit the value head to the returns of a batch; policy, trunks and version stay as they are.
 
         V is linear in what a frozen trunk says, so that the best head is computed, not approached: one forward pass,
@@ -124,7 +125,7 @@ class TreePPO(PolicyGradientLearner):
         with torch.no_grad(), self._training():
             for batch in batches:
                 hidden = self.critic.hidden(batch, trained_hidden(self.policy.module, batch))
-                target = _at(batch, returns)
+                target = _at(batch, returns, self.critic.dtype)
                 statistics.add(self.critic.head(hidden), target)
                 fit.add(hidden, target, batch.weights)
         if batches:
@@ -164,7 +165,11 @@ class TreePPO(PolicyGradientLearner):
         returns = advantages + values
         if self.normalize_advantages:
             advantages = whitened(advantages, _flat(seen, [batch.weights for batch in seen]))
-        return [replace(batch, advantages=_at(batch, advantages), returns=_at(batch, returns)) for batch in seen]
+        dtype = self.critic.dtype
+        return [
+            replace(batch, advantages=_at(batch, advantages, dtype), returns=_at(batch, returns, dtype))
+            for batch in seen
+        ]
 
     def _seen(self, batch: MicroBatch) -> MicroBatch:
         hidden = trained_hidden(self.policy.module, batch)
@@ -219,6 +224,6 @@ def _flat(batches: Sequence[MicroBatch], parts: Sequence[Tensor]) -> Floats:
     return flat.cpu().numpy()
 
 
-def _at(batch: MicroBatch, flat: Floats) -> Tensor:
+def _at(batch: MicroBatch, flat: Floats, dtype: torch.dtype) -> Tensor:
     """Return what belongs to the tokens of one micro-batch, shape [M]."""
-    return torch.as_tensor(flat, dtype=torch.float32)[batch.index.cpu()].to(batch.index.device)
+    return torch.as_tensor(flat, dtype=dtype)[batch.index.cpu()].to(batch.index.device)

@@ -52,6 +52,11 @@ class Critic(nn.Module):
         self.trunk = _trunk_of(policy) if kind == "separate" else None
         self._trunk_gradient = trunk_gradient
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of values."""
+        return self.head.weight.dtype
+
     def forward(self, batch: MicroBatch, policy_hidden: Tensor) -> Tensor:
         """Return V(s_t) of the trained tokens, shape [M].
 
