@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import random
 import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from learner_fakes import CountingEngine, Turn, make_policy, make_rollout
@@ -12,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import clawgym_env.policy
 from clawgym_env.policy import Policy
-from learners.checkpoint import load_checkpoint, save_checkpoint
+from learners.checkpoint import has_checkpoint, load_checkpoint, save_checkpoint
 from learners.grpo import TreeGRPO
 
 BATCH = [make_rollout([Turn([1], [2, 3])], 1.0), make_rollout([Turn([1], [4])], 0.0, index=1)]
@@ -134,3 +136,25 @@ def test_a_checkpoint_of_another_shape_is_refused(tmp_path: Path, lora: int | No
     save(tmp_path / "checkpoint", make_learner(lora=lora))
     with pytest.raises(ValueError, match="same `lora`"):
         load_checkpoint(tmp_path / "checkpoint", learner=make_learner(lora=2))
+
+
+def test_every_global_random_state_goes_on(tmp_path: Path) -> None:
+    def draw() -> tuple[float, float, float]:
+        return float(torch.rand(())), float(np.random.random()), random.random()
+
+    learner = make_learner()
+    save(tmp_path / "checkpoint", learner)
+    drawn = draw()
+    assert draw() != drawn
+    load_checkpoint(tmp_path / "checkpoint", learner=learner)
+    assert draw() == drawn
+
+
+def test_a_learner_without_a_policy_has_a_checkpoint_too(tmp_path: Path) -> None:
+    learner = make_learner()
+    assert not has_checkpoint(tmp_path / "checkpoint")
+    for update in (1, 2):
+        save_checkpoint(tmp_path / "checkpoint", policy=None, learner=learner, cursor={"update": update})
+    assert has_checkpoint(tmp_path / "checkpoint")
+    assert load_checkpoint(tmp_path / "checkpoint", learner=learner) == {"update": 2}
+    assert [path.name for path in (tmp_path / "checkpoint").iterdir()] == ["training.pt"]
