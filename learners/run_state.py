@@ -31,7 +31,8 @@ class RunState:
     """A run, new or found again; puts learner and environments where its last checkpoint was.
 
     Raises:
-        TrainingError: the directory holds a run and `resume` is not asked for, or there is no directory.
+        TrainingError: the directory holds a run and `resume` is not asked for, it holds one that no trainer wrote, or
+            there is no directory.
     """
 
     def __init__(self, learner: Learner, envs: RolloutVectorEnv, *, resume: bool) -> None:
@@ -46,6 +47,8 @@ class RunState:
         self._cursor: Mapping[str, Json] = {"update": 0, "envs": envs.state_dict()}
         if found:
             self._cursor = load_checkpoint(self.folder / CHECKPOINT, learner=learner)
+            if "envs" not in self._cursor:
+                raise TrainingError(f"Expected a checkpoint that a Trainer wrote, got another in {self.folder}.")
             envs.load_state_dict(cast(dict[str, Json], self._cursor["envs"]))
         self.store = store
         self.recorded = {update: ids for update, ids in store.batches().items() if update > self.update}

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -10,17 +11,19 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.wrappers.vector import RecordEpisodeStatistics
+from rich.console import Console
 from trainer_fakes import equal_weights, make_envs, make_learner
 
 from clawgym_env import Rollout
 from clawgym_env.errors import EngineError
 from learners.callbacks import Callback, without_progress
-from learners.checkpoint import load_checkpoint
+from learners.checkpoint import load_checkpoint, save_checkpoint
 from learners.controls import shuffle_rewards
 from learners.grpo import TreeGRPO
 from learners.metrics_log import read_metrics
 from learners.run_state import TrainingError
 from learners.trainer import Trainer
+from learners.training_table import TrainingTable
 
 SCRIPT = Path(__file__).parents[2] / "learners" / "trainer.py"
 
@@ -268,3 +271,17 @@ def test_environments_without_a_run_directory_are_refused() -> None:
 def test_environments_of_another_kind_are_refused() -> None:
     with closing(gym.make_vec("CartPole-v1", num_envs=1)) as envs, pytest.raises(TrainingError, match="ClawGym"):
         Trainer(make_learner(), envs, num_updates=1)
+
+
+def test_a_checkpoint_of_another_loop_is_not_gone_on_with(tmp_path: Path) -> None:
+    learner = make_learner()
+    save_checkpoint(tmp_path / "checkpoint", policy=None, learner=learner, cursor={"update": 3})
+    with pytest.raises(TrainingError, match="Trainer wrote"):
+        train(tmp_path, learner=learner, resume=True)
+
+
+def test_the_table_of_the_examples_is_a_callback(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with TrainingTable(2, console=Console(file=out, width=200)) as table:
+        train(tmp_path, num_updates=2, callbacks=[table])
+    assert [line.split()[0] for line in out.getvalue().splitlines() if line.split()[:1] in (["1"], ["2"])] == ["1", "2"]
