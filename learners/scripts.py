@@ -12,6 +12,7 @@ import torch
 import clawgym_env
 from clawgym_env import cache_dir
 from clawgym_env.engine.base import Engine
+from clawgym_env.envs.service import HarnessLike
 from clawgym_env.errors import PolicyNotBuilt
 from clawgym_env.policy import Policy, build_policy, load_policy
 from clawgym_env.tasks.task import Task
@@ -42,13 +43,14 @@ def load_or_build(spec: str) -> Policy:
 
 
 def held_out_reward(
-    tasks: Sequence[Task], folder: Path, *, harness: str, engine: Engine, max_concurrency: int, seed: int
+    tasks: Sequence[Task], folder: Path, *, harness: HarnessLike, engine: Engine, max_concurrency: int, seed: int
 ) -> Evaluate | None:
     """Return what measures the mean reward on held-out tasks, the same tasks and sampling seeds every time.
 
     Args:
         tasks: without any there is nothing to measure, None.
         folder: a subfolder is made for each evaluation.
+        harness: of several each one's own mean is given too, as `eval/NAME`.
     """
 
     def evaluate(update: int) -> Mapping[str, float]:
@@ -60,6 +62,8 @@ def held_out_reward(
             out=folder / f"{update:06d}",
             seed=seed,
         )
-        return {} if result.pass_at_1 is None else {"eval/reward": result.pass_at_1}
+        several = result.by_harness if len(result.by_harness) > 1 else {}
+        rewards = {"eval/reward": result.pass_at_1, **{f"eval/{name}": own.pass_at_1 for name, own in several.items()}}
+        return {name: reward for name, reward in rewards.items() if reward is not None}
 
     return evaluate if tasks else None
