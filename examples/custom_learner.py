@@ -12,14 +12,13 @@ from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
-import torch
 import tyro
 
-from clawgym_env import Rollout, cache_dir
-from clawgym_env.policy import load_policy
+from clawgym_env import Rollout
 from learners.advantages import Floats, group_key, group_members
 from learners.policy_gradient import PolicyGradientLearner
 from learners.registry import make_learner
+from learners.scripts import load_or_build, prepare
 from learners.trainer import Trainer
 
 
@@ -51,8 +50,8 @@ class Args:
 
 
 def main(args: Args) -> list[dict[str, float]]:
-    torch.set_num_threads(1)
-    learner = make_learner(args.learner, load_policy("tiny", cache=cache_dir()), learning_rate=args.learning_rate)
+    prepare(args.seed)
+    learner = make_learner(args.learner, load_or_build("tiny"), learning_rate=args.learning_rate)
     envs = gym.make_vec(
         "ClawGym-Mini-v0",
         num_envs=args.num_tasks * args.group_size,
