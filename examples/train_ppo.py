@@ -54,7 +54,7 @@ class Args:
     eval_tasks: int = 64
     """Tasks held out; 0: none, and no evaluation."""
     learning_rate: float = 2.5e-4
-    value_learning_rate: float = 3e-4
+    value_learning_rate: float = 1e-3
     shuffle_rewards: bool = False
     """Permute the rewards of a batch before the update, a control; the logged mean stays the true one."""
     max_concurrency: int = 16
