@@ -24,7 +24,7 @@ def test_the_example_fits_on_a_few_screens() -> None:
 def test_one_policy_is_cold_started_and_trained_through_mini_and_real_pi(tmp_path: Path) -> None:
     adapter("pi").install(cache_dir())
     command = [sys.executable, str(SCRIPT), *SMALL, "--demonstrations", "2", "--output-dir", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr
     first, update = read_metrics(tmp_path)
     assert {"eval/reward", "eval/mini", "eval/pi"} <= first.keys() & update.keys()
