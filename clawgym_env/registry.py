@@ -183,9 +183,7 @@ def _options(what: str, made: Callable[..., object], query: str) -> dict[str, ob
         known = inspect.signature(made).parameters
     given = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(given.keys() - known):
-        raise ClawGymError(
-            f"Expected options of {what} out of {sorted(known) or 'none'}, got {', '.join(unknown)}."
-        )
+        raise ClawGymError(f"Expected options of {what} out of {sorted(known) or 'none'}, got {', '.join(unknown)}.")
     options = {}
     for key, text in given.items():
         wanted = known[key].annotation
