@@ -32,9 +32,10 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 BREAK_EVEN = 1.1
 """Flat tokens per packed token from which on a forest is taken to be faster than flat rows: a first guess.
 
-What was measured since agrees with it and does not place it better: `benchmarks/forest.py --policy tiny --part break-even --row-tokens 512 --repeats 3 --no-per-call`, CPU time of flat over
-forest at ratios 1.00, 1.03, 1.06, 1.12, 1.28: 0.95, 0.81, 1.00, 1.07, 1.03. Best of 3 at a load average of 23, so good
-to about a tenth; not measured on a larger policy.
+What was measured since agrees with it and does not place it better: `benchmarks/forest.py --policy tiny
+--part break-even --row-tokens 512 --repeats 3 --no-per-call`, CPU time of flat over forest at ratios 1.00, 1.03, 1.06,
+1.12, 1.28: 0.95, 0.81, 1.00, 1.07, 1.03. Best of 3 at a load average of 23, so good to about a tenth; not measured on a
+larger policy.
 """
 
 Ints: TypeAlias = npt.NDArray[np.int64]
