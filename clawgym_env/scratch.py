@@ -1,6 +1,6 @@
 """Host folders that live as long as the work of one process on them, such as a workspace between two sandboxes.
 
-The runner takes one per rollout. Making and removing happens in threads: a workspace may hold many thousand files.
+The runner takes one per rollout. Removing happens in a thread: a workspace may hold many thousand files.
 Invariant: a folder is gone when its work is over; what a killed process left is swept by the next reaper.
 """
 
@@ -33,7 +33,7 @@ def make_scratch_folder(kind: str) -> Path:
 @asynccontextmanager
 async def scratch_folder(kind: str = "workspace") -> AsyncIterator[Path]:
     """Give an empty folder and remove it afterwards."""
-    folder = await asyncio.to_thread(make_scratch_folder, kind)
+    folder = make_scratch_folder(kind)  # on no thread: cancelled meanwhile, it would be nobody's
     try:
         yield folder
     finally:

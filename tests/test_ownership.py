@@ -93,6 +93,24 @@ def test_a_scratch_folder_is_gone_afterwards() -> None:
     assert not asyncio.run(use()).exists()
 
 
+def test_a_scratch_folder_that_is_cancelled_at_any_moment_leaves_nothing(folders: Path) -> None:
+    async def use() -> None:
+        async with scratch_folder():
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        for turns in range(8):
+            using = asyncio.create_task(use())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            using.cancel()
+            await asyncio.gather(using, return_exceptions=True)
+        await asyncio.sleep(0.2)  # a removal that was cancelled goes on in its thread
+
+    asyncio.run(main())
+    assert list(folders.iterdir()) == []
+
+
 def test_what_a_killed_process_left_is_swept(folders: Path) -> None:
     left, kept = folders / f"{PREFIX}{dead_owner()}-workspace-abc", make_scratch_folder("workspace")
     left.mkdir()
