@@ -93,7 +93,7 @@ def control(backend: str, run_dir: str, mark: str, concurrency: int) -> None:
         run_dir=run_dir,
     )
     print(owner_tag(), flush=True)
-    for _ in envs.unwrapped.as_completed(1_000_000):  # type: ignore[attr-defined]
+    for _ in envs.unwrapped.as_completed(None):  # type: ignore[attr-defined]
         pass
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -17,6 +18,8 @@ from clawgym_env.errors import PolicyNotBuilt
 from clawgym_env.policy import Policy, build_policy, load_policy
 from clawgym_env.tasks.task import Task
 from learners.trainer import Evaluate
+
+logger = logging.getLogger(__name__)
 
 
 def prepare(seed: int) -> None:
@@ -38,6 +41,7 @@ def load_or_build(spec: str) -> Policy:
     """Load a policy; one of our own that is missing is built first, which takes minutes."""
     with suppress(PolicyNotBuilt):
         return load_policy(spec, cache=cache_dir())
+    logger.warning("Policy %r is not built yet: building it once, into %s; a few minutes.", spec, cache_dir())
     build_policy(spec, cache_dir())
     return load_policy(spec, cache=cache_dir())
 

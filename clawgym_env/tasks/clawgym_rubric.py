@@ -63,9 +63,11 @@ def combine(code: CommandGrading | None, rubric: RubricGrading | None, *, mode: 
     if code is not None and rubric is not None:
         weight = AVERAGE_WEIGHT if mode == "code_and_rubric" else CODE_WEIGHT
         return HybridGrading(automated=code, rubric=rubric, automated_weight=weight)
-    if code is None and rubric is None:
-        raise TaskError("Expected a checker (hook_code, reward/) or a rubric, got neither.")
-    return code or rubric  # type: ignore[return-value]  # one of them is there
+    if code is not None:
+        return code
+    if rubric is not None:
+        return rubric
+    raise TaskError("Expected a checker (hook_code, reward/) or a rubric, got neither.")
 
 
 def _rubric(value: Any) -> RubricGrading | None:

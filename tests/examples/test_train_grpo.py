@@ -53,7 +53,7 @@ def _threads() -> Iterator[None]:
 @pytest.mark.usefixtures("_threads")
 def test_a_folder_that_holds_another_run_is_refused(example: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(SystemExit, match="holds another run"):
+    with pytest.raises(SystemExit, match="which holds a run"):
         example.main(example.Args(output_dir=tmp_path))
 
 
@@ -73,7 +73,7 @@ def test_an_interrupt_within_an_update_is_held_until_that_update_is_on_record(
     example.main(example.Args(output_dir=tmp_path, **small))
     assert [record["update"] for record in read_metrics(tmp_path)] == [1]
     state = torch.load(tmp_path / "checkpoint" / "training.pt", weights_only=True)
-    assert state["cursor"] == {"update": 1}
+    assert state["cursor"]["update"] == 1
 
 
 @pytest.mark.policy

@@ -8,7 +8,7 @@ import pytest
 
 from clawgym_env.grading.plants import guarded_environment, loaded_beside
 
-WORKDIR = PurePosixPath("/work")
+WORKDIR = PurePosixPath("/srv/task")
 
 
 def paths(*names: str) -> list[PurePosixPath]:
@@ -28,8 +28,8 @@ def test_what_is_loaded_with_a_hidden_test_goes_and_a_package_above_it_stays() -
 @pytest.mark.parametrize(
     ("hidden", "options"),
     [
-        (["reward/check.py"], "--rootdir=/work --confcutdir=/work/reward -c /dev/null"),
-        (["tests/test_a.py", "tests/pytest.ini"], "--rootdir=/work --confcutdir=/work/tests"),
+        (["reward/check.py"], "--rootdir=/srv/task --confcutdir=/srv/task/reward -c /dev/null"),
+        (["tests/test_a.py", "tests/pytest.ini"], "--rootdir=/srv/task --confcutdir=/srv/task/tests"),
         (["check.py"], None),
         (["/tests/test_a.py"], None),
         ([], None),

@@ -40,7 +40,7 @@ env = { MODE = "strict", LEVEL = "${LEVEL:-3}" }
 [environment]
 memory_mb = 512
 storage_mb = 2048
-workdir = "/srv/work"
+workdir = "/srv/site"
 network_mode = "public"
 env = { COLOUR = "red" }
 [[environment.mcp_servers]]
@@ -91,7 +91,7 @@ def test_a_folder_of_the_old_schema_loads(tmp_path: Path) -> None:
 
 def test_a_task_of_the_new_schema_loads_alone(tmp_path: Path) -> None:
     (task,) = load_harbor(make_task(tmp_path / "one", NEW))
-    assert (task.memory_mb, task.disk_mb, task.workdir) == (512, 2048, "/srv/work")
+    assert (task.memory_mb, task.disk_mb, task.workdir) == (512, 2048, "/srv/site")
     assert task.env == {"COLOUR": "red"}
     assert isinstance(task.grading, CommandGrading)
     assert task.grading.command == ("env", "MODE=strict", "LEVEL=3", "bash", "/tests/test.sh")
@@ -170,8 +170,8 @@ def test_no_task_is_said(tmp_path: Path) -> None:
 @pytest.mark.parametrize("reward", ["echo 0.5 > reward.txt", 'echo \'{"reward": 0.5, "speed": 1}\' > reward.json'])
 def test_the_solution_is_played_and_its_reward_read_where_the_agent_worked(reward: str, tmp_path: Path) -> None:
     folder = make_task(tmp_path / "one", NEW)
-    # The fake sandbox is a folder of the host: paths are relative to the workspace /srv/work.
-    test = f'cd ../../logs/verifier && grep -q "it is 42" ../../srv/work/answer.txt && [ $MODE = strict ] && {reward}'
+    # The fake sandbox is a folder of the host: paths are relative to the workspace /srv/site.
+    test = f'cd ../../logs/verifier && grep -q "it is 42" ../../srv/site/answer.txt && [ $MODE = strict ] && {reward}'
     (folder / "tests" / "test.sh").write_text(test)
     (folder / "solution" / "solve.sh").write_text('echo "$ANSWER" > answer.txt')
     tasks = load_harbor(folder)
