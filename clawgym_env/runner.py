@@ -213,7 +213,11 @@ class Runner:
                 seed=request.seed,
                 on_call=self._recorder(request.rollout_id),
             )
-            listener = await self._proxy.serve(await sandbox.listen(PROXY_PORT), session)
+            try:
+                listener = await self._proxy.serve(await sandbox.listen(PROXY_PORT), session)
+            except BaseException:  # no listener will close it
+                await asyncio.shield(session.close())
+                raise
             clock = _lap(progress, "open", clock)
             try:
                 context = HarnessContext(

@@ -120,10 +120,24 @@ class Listener:
         session: RolloutSession | None,
         on_close: Callable[[], Awaitable[None]],
     ) -> Listener:
-        """Accept on a bound socket, which the listener then owns. With a `session` nothing else is served."""
+        """Accept on a bound socket, which the listener then owns, also when it is cancelled.
+
+        With a `session` nothing else is served.
+        """
         state = ServerState()
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: PeerProtocol(config, state, session), sock=sock, backlog=1024)
+        server = None
+        try:
+            # `create_server` yields once it accepts: cancelled there, nobody would hold what accepts.
+            server = await loop.create_server(
+                lambda: PeerProtocol(config, state, session), sock=sock, backlog=1024, start_serving=False
+            )
+            await server.start_serving()
+        except BaseException:
+            if server is not None:
+                server.close()
+            sock.close()
+            raise
         return cls(server, state, on_close)
 
     @property
