@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from learners.curve import draw_curve
+from learners.curve import draw_curve, draw_panels
 
 
 def test_a_curve_is_a_png(tmp_path: Path) -> None:
@@ -12,3 +12,9 @@ def test_a_curve_is_a_png(tmp_path: Path) -> None:
 def test_a_run_that_recorded_nothing_still_draws(tmp_path: Path) -> None:
     draw_curve([], tmp_path / "curve.png")
     assert (tmp_path / "curve.png").exists()
+
+
+def test_panels_draw_the_metrics_there_are(tmp_path: Path) -> None:
+    records = [{"update": 1, "entropy": 0.4}, {"update": 2, "entropy": 0.3, "reward/mean": 1.0}]
+    draw_panels(records, tmp_path / "panels.png", {"reward": ["reward/mean"], "rest": ["entropy", "absent"]})
+    assert (tmp_path / "panels.png").read_bytes().startswith(b"\x89PNG")
