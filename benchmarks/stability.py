@@ -2,7 +2,7 @@
 
 `python benchmarks/stability.py --learner grpo` trains asynchronously through mini, so that some tokens are older than
 the weights that train on them, with the learning rate of the examples, which never falls. It prints the mean reward of
-the last 20 updates beside the best 20 in a row, and draws reward, entropy, importance weights, dead and stale fractions.
+the last 20 updates beside the best 20 in a row, and draws reward, entropy, importance weight, dead and stale fraction.
 """
 
 from __future__ import annotations
