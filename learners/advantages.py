@@ -17,6 +17,13 @@ from clawgym_env.rollout import Rollout
 Floats: TypeAlias = npt.NDArray[np.float64]
 GroupKey: TypeAlias = tuple[str, str, str]
 
+DEVIATION_FLOOR = 0.2
+"""Of `whitened`: the deviation of rewards of 0 and 1 when one rollout in 24 fails.
+
+A policy better than that is not taught louder. The bandit of two steps a batch in `tests/learners/test_learning.py`, run
+for 60 updates, lost what it had learned on 2 of 5 seeds with a floor of 0 and with 0.1, on 1 of 15 with 0.2.
+"""
+
 
 def group_key(rollout: Rollout) -> GroupKey:
     """Return what the members of a group share: the draw, its task and its harness."""
@@ -74,20 +81,24 @@ def leave_one_out(rewards: Floats, keys: Sequence[Hashable]) -> Floats:
     return advantages
 
 
-def whitened(advantages: Floats, weights: Floats) -> Floats:
-    """Shift and scale the advantages of a batch's tokens to mean 0 and deviation 1 under the weights of the loss.
+def whitened(advantages: Floats, weights: Floats, *, floor: float = DEVIATION_FLOOR) -> Floats:
+    """Shift the advantages of a batch's tokens to mean 0 and scale them to deviation 1, under the weights of the loss.
+
+    Â' = (Â − μ) / max(σ, floor). Where rewards are nearly equal, σ is the size of the critic's errors: divided by it
+    they would push as hard as true differences do.
 
     Args:
         advantages: shape [U].
         weights: shape [U], of each token in the loss; they sum to 1.
+        floor: the least deviation to divide by, in the unit of rewards; 0 is plain whitening.
 
     Returns:
-        Shape [U]. Exactly 0 where all advantages are equal.
+        Shape [U]; its deviation is σ / floor where that is less than 1. Exactly 0 where all advantages are equal.
     """
     if not len(advantages) or advantages.min() == advantages.max():
         return np.zeros_like(advantages)
     centred = advantages - weights @ advantages
-    return centred / np.sqrt(weights @ centred**2)
+    return centred / max(np.sqrt(weights @ centred**2), floor)
 
 
 def group_metrics(rewards: Floats, keys: Sequence[Hashable]) -> dict[str, float]:

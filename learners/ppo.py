@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from clawgym_env.rollout import Rollout
-from learners.advantages import Floats, whitened
+from learners.advantages import DEVIATION_FLOOR, Floats, whitened
 from learners.base import LearnerState
 from learners.forward import logprobs_of, trained_hidden
 from learners.gae import trained_trajectories, tree_gae
@@ -54,6 +54,7 @@ class TreePPO(PolicyGradientLearner):
         gamma: float = 1.0,
         gae_lambda: float = 1.0,
         normalize_advantages: bool = False,
+        deviation_floor: float = DEVIATION_FLOOR,
         **settings: Unpack[PolicyGradientSettings],
     ) -> None:
         """Take over a policy; its weights are trained in place.
@@ -72,6 +73,8 @@ class TreePPO(PolicyGradientLearner):
             gae_lambda: λ. With γ = λ = 1, the default, Â = R − V(s_t).
             normalize_advantages: shift and scale them to mean 0 and deviation 1 over the batch, under the weights of
                 the loss. Off by default, as in the paper; on, a critic that lags behind does not praise all there is.
+            deviation_floor: of `normalize_advantages`: smaller deviations are divided by this one, in the unit of
+                rewards, so that a critic's errors stay small where rewards are nearly equal; see `whitened`.
             settings: of every policy-gradient learner.
 
         Raises:
@@ -88,12 +91,14 @@ class TreePPO(PolicyGradientLearner):
         require(value_clip > 0, "value_clip above 0", value_clip)
         require(0 < gamma <= 1, "gamma above 0 and at most 1", gamma)
         require(0 <= gae_lambda <= 1, "gae_lambda between 0 and 1", gae_lambda)
+        require(deviation_floor >= 0, "deviation_floor of at least 0", deviation_floor)
         super().__init__(policy, **settings)
         self.critic = Critic(policy.module, critic, trunk_gradient=value_trunk_gradient)
         self.value_clip = value_clip
         self.gamma = gamma
         self.gae_lambda = gae_lambda
         self.normalize_advantages = normalize_advantages
+        self.deviation_floor = deviation_floor
         parameters = [parameter for parameter in self.critic.parameters() if parameter.requires_grad]
         self._optimizer.add_param_group({"params": parameters, "lr": value_learning_rate})
         self._clipped["grad/critic_norm"] = parameters
@@ -164,7 +169,8 @@ class TreePPO(PolicyGradientLearner):
         advantages = self._advantages_on_trees(values, survivors, gae_lambda=self.gae_lambda)
         returns = advantages + values
         if self.normalize_advantages:
-            advantages = whitened(advantages, _flat(seen, [batch.weights for batch in seen]))
+            weights = _flat(seen, [batch.weights for batch in seen])
+            advantages = whitened(advantages, weights, floor=self.deviation_floor)
         dtype = self.critic.dtype
         return [
             replace(batch, advantages=_at(batch, advantages, dtype), returns=_at(batch, returns, dtype))

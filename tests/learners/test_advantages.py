@@ -76,6 +76,20 @@ def test_whitening_is_under_the_weights_of_the_loss() -> None:
     assert whitened(np.empty(0), np.empty(0)).tolist() == []
 
 
+def test_whitening_leaves_a_critics_errors_small_where_rewards_are_equal() -> None:
+    errors, weights = 0.03 * np.array([1.0, -1.0, 1.0, -1.0]), np.full(4, 0.25)
+    assert np.abs(whitened(errors, weights, floor=0.0)) == pytest.approx(1.0)
+    assert np.abs(whitened(errors, weights)) == pytest.approx(0.15)
+
+
+def test_one_failure_among_many_is_not_made_louder_than_it_is_worth() -> None:
+    rewards, weights = np.array([0.0] + [1.0] * 99), np.full(100, 0.01)
+    assert whitened(rewards, weights, floor=0.0)[0] == pytest.approx(-0.99 / np.sqrt(0.01 * 0.99))  # nearly 10
+    assert whitened(rewards, weights)[0] == pytest.approx(-0.99 / 0.2)
+    half = np.array([0.0, 1.0] * 50)
+    assert (whitened(half, weights) == whitened(half, weights, floor=0.0)).all()
+
+
 def test_metrics_count_groups_that_teach_nothing() -> None:
     metrics = group_metrics(np.array([0.0, 1.0, 0.5, 0.5, 0.3]), ["a", "a", "b", "b", "c"])
     assert metrics == {

@@ -191,12 +191,12 @@ def test_normalised_advantages_forget_scale_and_level_of_rewards() -> None:
         gradient, _ = learn(rollouts, normalize_advantages=True)
         return {name: part for name, part in gradient.items() if not name.startswith("critic")}
 
-    assert_same_gradient(policy_gradient(1.0, 0.0), policy_gradient(0.8, 0.4))
+    assert_same_gradient(policy_gradient(1.0, 0.0), policy_gradient(0.9, 0.4))
     paths = [
         ([1, 2, 3, 4, 5, 6, 7, 8], [(place, 1 / 10) for place in (2, 3, 4, 6, 7)]),
         ([1, 2, 9, 6, 6, 10, 11, 12, 13], [(place, -1 / 10) for place in (2, 5, 6, 7, 8)]),
     ]
-    assert_same_gradient(by_hand(make_policy(), paths), policy_gradient(0.3, 0.2))
+    assert_same_gradient(by_hand(make_policy(), paths), policy_gradient(0.7, 0.2))
 
 
 @pytest.mark.parametrize("excluded", [{"reward": None}, {"reward": 1.0, "exclusion": "stale"}])
@@ -307,6 +307,7 @@ def test_a_critic_is_clipped_apart_from_the_policy() -> None:
         ({"gamma": 1.1}, "gamma"),
         ({"gae_lambda": -0.1}, "gae_lambda"),
         ({"gae_lambda": 1.1}, "gae_lambda"),
+        ({"deviation_floor": -0.1}, "deviation_floor"),
         ({"tis_cap": 0.5}, "tis_cap"),
     ],
 )
