@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 BUILDERS: Mapping[str, str] = MappingProxyType({"tiny": "learners.tiny:build", "smollm2": "learners.smollm2:build"})
 """Policies this project builds itself: name to `build(folder: Path) -> None`."""
+BYTES = "bytes"
+"""A policy's text without a policy: the tokenizer of 256 bytes with ChatML, which needs no file."""
 
 _NOTE = "clawgym.json"
 """Beside the weights: what a Hugging Face folder has no word for (name, renderer, window)."""
@@ -93,6 +95,8 @@ def load_policy(
         PolicyNotBuilt: with the command that builds a policy of ours.
         EngineError: no such policy or folder, or no renderer that can extend its conversations.
     """
+    if spec == BYTES:
+        raise EngineError(f"Expected a policy with weights, got {BYTES!r}, which is a tokenizer only.")
     text = load_text(spec, cache=cache, renderer=renderer)
     import torch
     from transformers import AutoModelForCausalLM
@@ -115,9 +119,14 @@ def load_policy(
 def load_text(spec: str | Path, *, cache: Path, renderer: str | None = None) -> PolicyText:
     """Load how a policy reads and writes, without its weights (and without torch); arguments as of `load_policy`.
 
+    Args:
+        spec: may be "bytes" too, which needs no file.
+
     Raises:
         PolicyNotBuilt, EngineError: as `load_policy`.
     """
+    if spec == BYTES:
+        return _bytes_text()
     folder = policy_folder(spec, cache)
     if spec in BUILDERS and not (folder / _NOTE).is_file():
         raise PolicyNotBuilt(str(spec))
@@ -133,6 +142,14 @@ def load_text(spec: str | Path, *, cache: Path, renderer: str | None = None) -> 
     tokenizer = TextTokenizer.from_folder(folder, name_or_path=_text(config, "_name_or_path"))
     kind = renderer_kind(tokenizer, renderer or _text(note, "renderer") or _text(config, "model_type") or "auto")
     return PolicyText(_text(note, "name") or folder.name, tokenizer, make_renderer(tokenizer, kind), kind)
+
+
+def _bytes_text() -> PolicyText:
+    from clawgym_env.rendering import ChatMLRenderer
+    from clawgym_env.tokenizer import byte_tokenizer
+
+    tokenizer = byte_tokenizer()
+    return PolicyText(BYTES, tokenizer, ChatMLRenderer(tokenizer), "chatml")
 
 
 def policy_folder(spec: str | Path, cache: Path) -> Path:

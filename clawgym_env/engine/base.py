@@ -8,6 +8,7 @@ The proxy calls `generate` for every model call of every rollout, concurrently, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
@@ -15,8 +16,14 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from clawgym_env.errors import EngineError
+
 if TYPE_CHECKING:
     from renderers.base import Renderer
+
+    from clawgym_env.messages import ChatRequest
+    from clawgym_env.trace.calls import CallKind
+    from clawgym_env.trace.prefix_tree import PrefixTree
 
 TokenIds = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
@@ -35,11 +42,13 @@ class SamplingParams(BaseModel):
     """Bound on the sampled tokens of one call."""
     seed: int | None = None
     """Seed of this one call; None draws a fresh one."""
+    given: bool = False
+    """Nothing was drawn: somebody outside said what the tokens are, and their log-probabilities say nothing."""
 
     @property
     def trainable(self) -> bool:
         """Whether the returned log-probabilities are those of the full softmax at `temperature`."""
-        return self.temperature > 0.0 and self.top_p == 1.0 and self.top_k == 0
+        return not self.given and self.temperature > 0.0 and self.top_p == 1.0 and self.top_k == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,8 @@ class Generation:
     finish_reason: Literal["stop", "length", "abort"]
     policy_versions: tuple[VersionSpan, ...]
     """Contiguous, covering [0, n)."""
+    sampling: SamplingParams | None = None
+    """How the tokens were drawn, where not as the engine was asked to draw them."""
 
 
 @runtime_checkable
@@ -102,3 +113,34 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release threads, memory and connections. Idempotent."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallInHand:
+    """The model call that `generate` is to answer, for an engine that must know more of it than its prompt."""
+
+    id: str
+    """Of the completion; the tree's call has the same."""
+    parent_id: str | None
+    """Of the call whose reply the harness went on from; None opens a new conversation."""
+    request: ChatRequest
+    kind: Callable[[], CallKind]
+    """Returns what kind the call is by what is known so far; later calls may still change it."""
+    snapshot: Callable[[], PrefixTree]
+    """Returns the tree of the calls recorded so far. To be called on the proxy's event loop."""
+
+
+CALL_IN_HAND: ContextVar[CallInHand] = ContextVar("CALL_IN_HAND")
+"""Set by the proxy in the task of each call, before it asks the engine."""
+
+
+def call_in_hand() -> CallInHand:
+    """Return the call that the running task answers.
+
+    Raises:
+        EngineError: it answers none.
+    """
+    try:
+        return CALL_IN_HAND.get()
+    except LookupError:
+        raise EngineError("Expected to be asked by the proxy, in the task of a model call.") from None

@@ -1,7 +1,7 @@
 """Runs the conformance suite: scenarios one after the other, each a whole rollout of the installed harness.
 
-The runner, sandbox, proxy and adapter are the real ones; only the engine is the teacher. `FidelityProxy` tells the
-teacher which call it answers and cuts the connection where a scenario says so.
+The runner, sandbox, proxy and adapter are the real ones; only the engine is the teacher. `FidelityProxy` cuts the
+connection where a scenario says so.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from clawgym_env import registry
 from clawgym_env._loop import shared_loop
 from clawgym_env.cache import cache_dir
-from clawgym_env.engine.base import Engine, Generation, SamplingParams
+from clawgym_env.engine.base import Generation, SamplingParams
 from clawgym_env.errors import ClawGymError
 from clawgym_env.fidelity.checks import as_expected, count_forks, main_drift, same_render, same_tokens, sound_tree
 from clawgym_env.fidelity.expectations import expectation
@@ -25,7 +25,6 @@ from clawgym_env.grading.function import FunctionGrader
 from clawgym_env.harness import HarnessAdapter
 from clawgym_env.policy import PolicyText, load_text
 from clawgym_env.proxy.app import ProxyServer
-from clawgym_env.proxy.session import RolloutSession
 from clawgym_env.rollout import Rollout
 from clawgym_env.runner import RolloutRequest, Runner, ServedPolicy
 from clawgym_env.sandbox.base import SandboxBackend
@@ -47,16 +46,11 @@ Tamper = Callable[[Generation], Generation]
 
 
 class FidelityProxy(ProxyServer):
-    """A proxy whose engine is a teacher."""
+    """A proxy that cuts the connection where the teacher is to be hung up on."""
 
     def __init__(self, teacher: TeacherEngine) -> None:
         super().__init__()
         self._teacher = teacher
-
-    def open_session(self, engine: Engine, **options: Any) -> RolloutSession:
-        """Open the only session, and tell the teacher."""
-        self._teacher.session = super().open_session(engine, **options)
-        return self._teacher.session
 
     async def _serve_request(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_or_cut(message: Message) -> None:
@@ -103,7 +97,7 @@ def run_fidelity(
     suite = _Suite(
         spec=harness if isinstance(harness, str) else harness.name,
         adapter=adapter,
-        text=policy if isinstance(policy, PolicyText) else policy_text(policy, cache),
+        text=policy if isinstance(policy, PolicyText) else load_text(policy, cache=cache),
         backend=registry.backend(sandbox),
         cache=cache,
         tamper=tamper,
@@ -113,21 +107,6 @@ def run_fidelity(
         results.append(shared_loop().run(suite.judge(known[name])))
         on_result(results[-1])
     return FidelityReport(suite.spec, adapter.version, suite.text.name, tuple(results))
-
-
-def policy_text(policy: str | Path, cache: Path) -> PolicyText:
-    """Load how a policy reads and writes; "bytes" is the tokenizer of 256 bytes with ChatML.
-
-    Raises:
-        PolicyNotBuilt, EngineError: as `policy.load_policy`.
-    """
-    if policy != "bytes":
-        return load_text(policy, cache=cache)
-    from clawgym_env.rendering import ChatMLRenderer
-    from clawgym_env.tokenizer import byte_tokenizer
-
-    tokenizer = byte_tokenizer()
-    return PolicyText("bytes", tokenizer, ChatMLRenderer(tokenizer))
 
 
 @dataclasses.dataclass(slots=True)

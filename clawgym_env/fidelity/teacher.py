@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from clawgym_env.engine.base import Generation, Logprobs, SamplingParams, TokenIds, VersionSpan
+from clawgym_env.engine.base import Generation, Logprobs, SamplingParams, TokenIds, VersionSpan, call_in_hand
 from clawgym_env.errors import EngineError
 from clawgym_env.fidelity.scenarios import CHILD_MARK, INSTRUCTION, SUMMARY, Progress, Scenario, Turn
 from clawgym_env.fidelity.tools import Toolbox, Unsayable
@@ -28,8 +28,6 @@ from clawgym_env.trace.classify import marked_kind
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
-
-    from clawgym_env.proxy.session import RolloutSession
 
 Role = Literal["main", "child", "compaction", "auxiliary"]
 
@@ -78,8 +76,6 @@ class TeacherEngine:
         self.hang_up_due = False
         """Whether the next last byte is to be lost; whoever cuts the connection clears it."""
         self.hung_up = False
-        self.session: RolloutSession | None = None
-        """Where the calls come from; set before the first."""
         self._scenario = scenario
         self._text = text
         self._adapter = adapter
@@ -105,9 +101,7 @@ class TeacherEngine:
 
     async def generate(self, prompt_token_ids: Sequence[int] | TokenIds, sampling: SamplingParams) -> Generation:
         """Say the next line of whoever asks."""
-        if self.session is None:
-            raise EngineError("Expected a session before the first call. Open it through FidelityProxy.")
-        call = self.session.call_in_hand()
+        call = call_in_hand()
         role = self._role(call.request)
         ids, finish = self._say(role, call.request)
         if len(ids) > sampling.max_tokens:

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from clawgym_env.engine.base import Engine, Generation, SamplingParams
+from clawgym_env.engine.base import CALL_IN_HAND, CallInHand, Engine, Generation, SamplingParams
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, Message, ToolCall
 from clawgym_env.proxy.wire import write_json
@@ -369,11 +369,6 @@ class RolloutSession:
             await asyncio.sleep(min(0.02, quiet_s))
         return self._tree
 
-    def call_in_hand(self) -> PendingCall:
-        """Return the call that the running task answers, for an engine that must know more of it than its prompt."""
-        task = asyncio.current_task()
-        return next(call for call in self._pending if call.task is task)
-
     def snapshot(self) -> PrefixTree:
         """Return the tree of the calls recorded so far; the session goes on. Kinds and states may still change."""
         return self._tree if self._tree is not None else self._builder.freeze()
@@ -436,6 +431,7 @@ class RolloutSession:
         self._counters.overflows_in_a_row = 0
         call.rendered.set_result(prompt_tokens)
         sampling = self._call_sampling(call.request, prepared, window)
+        CALL_IN_HAND.set(self._in_hand(call, prepared))
         generation = await self._generate(prepared, sampling)
         generated_s = self._clock()
         budget = call.request.max_tokens
@@ -447,7 +443,7 @@ class RolloutSession:
                 prepared,
                 generation,
                 completion,
-                sampling,
+                generation.sampling or sampling,
                 generated_s=generated_s,
                 starved=budget is not None and budget < STARVED_BUDGET,
             )
@@ -493,6 +489,16 @@ class RolloutSession:
         if request.max_tokens is not None:
             budget = min(budget, request.max_tokens)
         return self._sampling.model_copy(update={"max_tokens": budget, "seed": seed})
+
+    def _in_hand(self, call: PendingCall, prepared: PreparedCall) -> CallInHand:
+        parent = prepared.lineage_parent
+        return CallInHand(
+            id=call.id,
+            parent_id=None if parent is None else self._builder.call(parent).id,
+            request=call.request,
+            kind=functools.partial(self._builder.kind_of, prepared),
+            snapshot=self.snapshot,
+        )
 
     async def _generate(self, prepared: PreparedCall, sampling: SamplingParams) -> Generation:
         """Ask the engine, a second time when the first fails: the client may already have its headers."""

@@ -219,7 +219,7 @@ class TreeBuilder:
             timing=CallTiming(prepared.arrived_s, generated_s, None),
         )
         call.validate()
-        tool_names = tuple(tool.name for tool in prepared.request.tools)
+        tool_names = _tool_names(prepared.request)
         segment = self._segment(index, view)
         spoken = _spoken(view, prepared.declared or prepared.marked, completion, segment)
         self._nodes.append(
@@ -241,20 +241,7 @@ class TreeBuilder:
 
     def freeze(self) -> PrefixTree:
         """Decide kind and state of every call and return the finished tree."""
-        facts = [
-            CallFacts(
-                lineage_parent=node.call.lineage_parent,
-                segment=node.segment,
-                declared=node.declared,
-                marked=node.marked,
-                role_hash=node.call.role_hash,
-                tool_names=node.tool_names,
-                request_hash=node.call.request_hash,
-                delivered=node.delivered_s is not None,
-                echoes_parent=node.echoes_parent,
-            )
-            for node in self._nodes
-        ]
+        facts = self._facts()
         kinds = assign_kinds(facts)
         states = assign_states(facts, kinds)
         return PrefixTree(
@@ -269,9 +256,41 @@ class TreeBuilder:
             ]
         )
 
+    def kind_of(self, prepared: PreparedCall) -> CallKind:
+        """Return the kind a call that is not answered yet would have if it was the last."""
+        view = prepared.view
+        facts = CallFacts(
+            lineage_parent=prepared.lineage_parent,
+            segment=len(self._nodes),
+            declared=prepared.declared,
+            marked=prepared.marked,
+            role_hash=view.role_hash,
+            tool_names=_tool_names(prepared.request),
+            request_hash=view.transcript.request_hash,
+            delivered=False,
+            echoes_parent=view.echoes_parent,
+        )
+        return assign_kinds([*self._facts(), facts])[-1]
+
     def conversation(self, tree: PrefixTree) -> tuple[Message, ...]:
         """Return what the main agent and its user said, in the words of `freeze`'s tree; see `trace.conversation`."""
         return conversation(tree.calls, [node.spoken for node in self._nodes[: len(tree)]])
+
+    def _facts(self) -> list[CallFacts]:
+        return [
+            CallFacts(
+                lineage_parent=node.call.lineage_parent,
+                segment=node.segment,
+                declared=node.declared,
+                marked=node.marked,
+                role_hash=node.call.role_hash,
+                tool_names=node.tool_names,
+                request_hash=node.call.request_hash,
+                delivered=node.delivered_s is not None,
+                echoes_parent=node.echoes_parent,
+            )
+            for node in self._nodes
+        ]
 
     def _segment(self, index: int, view: RequestView) -> int:
         """Return the segment of a call: that of the conversation it goes on with or tries to open again.
@@ -394,6 +413,10 @@ class TreeBuilder:
             shared = min(shared, self._calls[at].prefix_len)
             at = self._calls[at].prefix_parent
         return 0
+
+
+def _tool_names(request: ChatRequest) -> tuple[str, ...]:
+    return tuple(tool.name for tool in request.tools)
 
 
 def _spoken(view: RequestView, known_kind: CallKind | None, completion: Completion, segment: int) -> Spoken:
