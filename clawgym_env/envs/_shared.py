@@ -1,17 +1,18 @@
-"""Live objects inside a Gymnasium `EnvSpec`.
+"""The keywords of an environment: kept in its `EnvSpec`, in copies of it and in pickles.
 
 Gymnasium deep-copies an environment's spec (wrappers, `check_env`, `make(spec)`), and an engine with threads and
 weights cannot be copied. The environments put such a keyword into a handle that every copy of the spec shares.
+Invariant: a copy or a pickle of an environment is a new one made with the same keywords, never half a running one.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import BaseModel
 
@@ -57,9 +58,18 @@ def unshare(value: Any) -> Any:
 
 
 class SharesLiveKeywords:
-    """Mixed into an environment: its spec survives `copy.deepcopy`, whatever it was made with."""
+    """Mixed into an environment: its spec and itself survive `copy.deepcopy`, and pickling where its keywords do."""
 
     _spec: EnvSpec | None = None
+    _made_with: tuple[tuple[object, ...], dict[str, object]]
+
+    def __new__(cls, *args: object, **keywords: object) -> Self:
+        env = super().__new__(cls)
+        env._made_with = tuple(map(share, args)), share(keywords)
+        return env
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _make_again, (type(self), *self._made_with), {"_spec": self._spec}
 
     @property
     def spec(self) -> EnvSpec | None:
@@ -72,3 +82,7 @@ class SharesLiveKeywords:
             spec = copy.copy(spec)
             spec.kwargs = share(spec.kwargs)
         self._spec = spec
+
+
+def _make_again(cls: type[object], args: Sequence[object], keywords: Mapping[str, object]) -> object:
+    return cls(*args, **keywords)

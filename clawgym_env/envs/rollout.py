@@ -98,6 +98,16 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
         self._rollout: Rollout | None = None
 
     @property
+    def policy_names(self) -> tuple[str, ...]:
+        """What the action chooses from, in order."""
+        return self._service.policy_names
+
+    @property
+    def harness_names(self) -> tuple[str, ...]:
+        """What `observation["harness"]` is an index into."""
+        return self._service.harness_names
+
+    @property
     def store(self) -> RolloutStore | None:
         """The run directory's store, open from the first step on; None without a run directory."""
         return self._service.store
@@ -119,6 +129,15 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
         self._rollout = None
         return _face.observe(self._draw), _face.reset_info(self._draw, self._service.harnesses[self._draw.harness])
 
+    def choose_harness(self, harness: int) -> None:
+        """Let harness number `harness` do the drawn task, in place of the drawn one; see `wrappers.HarnessAction`.
+
+        Raises:
+            ResetNeeded: no episode has begun, or it is over.
+            ValueError: no such harness.
+        """
+        self._draw = self._pending().with_harness(self._service.check_harness(harness))
+
     def step(self, action: np.int64 | int) -> tuple[Observation, SupportsFloat, bool, bool, Info]:
         """Run the drawn task to its end with policy number `action`.
 
@@ -126,14 +145,13 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
             ResetNeeded: the episode is over (it is one step long), or none has begun.
             HarnessNotInstalled, PolicyNotBuilt: with the command to run; the episode goes on.
         """
-        if self._draw is None or self._rollout is not None:
-            raise ResetNeeded("Expected reset() before step(): an episode is one step long.")
+        draw = self._pending()
         if not self.action_space.contains(action):
             raise ValueError(f"Expected an action of {self.action_space}, got {action!r}.")
-        rollout = self._service.run([self._service.request(self._draw, policy=int(action))])[0]
+        rollout = self._service.run([self._service.request(draw, policy=int(action))])[0]
         self._rollout = rollout
         terminated, truncated = _face.ended(rollout)
-        observation = _face.observe(self._draw, rollout)
+        observation = _face.observe(draw, rollout)
         return observation, rollout.reward, terminated, truncated, _face.final_info(rollout)
 
     def render(self) -> str | None:
@@ -143,3 +161,8 @@ class RolloutEnv(SharesLiveKeywords, gym.Env[Observation, np.int64]):
     def close(self) -> None:
         """End everything this environment started. Idempotent."""
         self._service.close()
+
+    def _pending(self) -> Draw:
+        if self._draw is None or self._rollout is not None:
+            raise ResetNeeded("Expected reset() before step(): an episode is one step long.")
+        return self._draw

@@ -111,6 +111,16 @@ class RolloutVectorEnv(
         self._rollouts: list[Rollout | None] = [None] * num_envs
 
     @property
+    def policy_names(self) -> tuple[str, ...]:
+        """What an action chooses from, in order."""
+        return self._service.policy_names
+
+    @property
+    def harness_names(self) -> tuple[str, ...]:
+        """What `observation["harness"]` holds indices into."""
+        return self._service.harness_names
+
+    @property
     def store(self) -> RolloutStore | None:
         """The run directory's store, open from the first step on; None without a run directory."""
         return self._service.store
@@ -150,22 +160,41 @@ class RolloutVectorEnv(
 
         Args:
             seed: starts the order of tasks and all sampling seeds over.
-            options: `task_ids`, one per group (None draws), replaces the drawn tasks; `reset_mask`, boolean, shape
-                [num_envs], resets whole groups only.
+            options: `task_ids` and `harnesses` (names), one per group (None draws), replace what would be drawn;
+                `reset_mask`, boolean, shape [num_envs], resets whole groups only.
         """
-        options = _face.known_options(options, "reset_mask", "task_ids")
+        options = _face.known_options(options, "reset_mask", "task_ids", "harnesses")
         mask = self._mask(options.get("reset_mask"))
         if seed is None and self._sampler.seed is None:
             seed = self._first_seed
         super().reset(seed=seed)
         if seed is not None or self._sampler.seed is None:
             self._sampler.reseed(seed if seed is not None else int(self.np_random.integers(2**31)))
-        self._draw_groups(mask, options.get("task_ids"))
+        self._draw_groups(mask, options.get("task_ids"), options.get("harnesses"))
         infos: Info = {}
         for i, draw in enumerate(self._drawn()):
             if mask[i]:
                 infos = self._add_info(infos, _face.reset_info(draw, self._service.harnesses[draw.harness]), i)
         return self._observations(), infos
+
+    def choose_harnesses(self, harnesses: npt.NDArray[np.int64] | Sequence[int]) -> None:
+        """Let harness number `harnesses[i]` do the task of sub-environment i, in place of the drawn one.
+
+        See `wrappers.vector.HarnessAction`.
+
+        Raises:
+            ResetNeeded: an episode has not begun, or is over.
+            ValueError: no such harness, or two in one group.
+        """
+        chosen = np.asarray(harnesses)
+        if chosen.shape != (self.num_envs,) or chosen.dtype.kind not in "iu":
+            raise ValueError(f"Expected harnesses to be {self.num_envs} integers, got {harnesses!r}.")
+        groups = chosen.reshape(-1, self.group_size)
+        if (groups != groups[:, :1]).any():
+            raise ValueError(f"Expected one harness for each group of {self.group_size}, got {chosen.tolist()}.")
+        draws = self._pending()
+        indices = [self._service.check_harness(int(harness)) for harness in chosen]
+        self._draws = [draw.with_harness(harness) for draw, harness in zip(draws, indices, strict=True)]
 
     def step(
         self, actions: npt.NDArray[np.int64] | Sequence[int]
@@ -179,16 +208,14 @@ class RolloutVectorEnv(
         actions = np.asarray(actions)
         if not self.action_space.contains(actions):
             raise ValueError(f"Expected actions of {self.action_space}, got {actions!r}.")
-        draws = self._drawn()
-        if any(rollout is not None for rollout in self._rollouts):
-            raise ResetNeeded("Expected reset() before step(): with autoreset DISABLED an episode is one step long.")
+        draws = self._pending()
         rollouts = self._service.run([self._request(draws, i, int(action)) for i, action in enumerate(actions)])
         self._rollouts = list(rollouts)
         ends = [_face.ended(rollout) for rollout in rollouts]
         infos: Info = {}
         if self._autoreset is AutoresetMode.SAME_STEP:
             finals = [self._observation(i) for i in range(self.num_envs)]
-            self._draw_groups(np.ones(self.num_envs, dtype=bool), None)
+            self._draw_groups(np.ones(self.num_envs, dtype=bool))
             for i, (rollout, draw) in enumerate(zip(rollouts, self._drawn(), strict=True)):
                 final = {"final_obs": finals[i], "final_info": _face.final_info(rollout)}
                 infos = self._add_info(infos, final, i)
@@ -245,14 +272,22 @@ class RolloutVectorEnv(
     def _request(self, draws: Sequence[Draw], i: int, action: int) -> RolloutRequest:
         return self._service.request(draws[i], policy=action, index=i % self.group_size)
 
-    def _draw_groups(self, mask: npt.NDArray[np.bool_], task_ids: Sequence[str | None] | None) -> None:
+    def _draw_groups(
+        self,
+        mask: npt.NDArray[np.bool_],
+        task_ids: Sequence[str | None] | None = None,
+        harnesses: Sequence[str | None] | None = None,
+    ) -> None:
         num_groups = self.num_envs // self.group_size
-        if task_ids is not None and len(task_ids) != num_groups:
-            raise ValueError(f"Expected task_ids for {num_groups} groups, got {len(task_ids)}.")
+        for name, given in (("task_ids", task_ids), ("harnesses", harnesses)):
+            if given is not None and len(given) != num_groups:
+                raise ValueError(f"Expected {name} for {num_groups} groups, got {len(given)}.")
         for group in range(num_groups):
             members = slice(group * self.group_size, (group + 1) * self.group_size)
             if mask[members.start]:
-                draw = self._sampler.draw(None if task_ids is None else task_ids[group])
+                draw = self._sampler.draw(
+                    None if task_ids is None else task_ids[group], None if harnesses is None else harnesses[group]
+                )
                 self._draws[members] = [draw] * self.group_size
                 self._rollouts[members] = [None] * self.group_size
 
@@ -260,6 +295,12 @@ class RolloutVectorEnv(
         draws = [draw for draw in self._draws if draw is not None]
         if len(draws) < self.num_envs:
             raise ResetNeeded("Expected every sub-environment to be reset once before it is used. Call reset().")
+        return draws
+
+    def _pending(self) -> list[Draw]:
+        draws = self._drawn()
+        if any(rollout is not None for rollout in self._rollouts):
+            raise ResetNeeded("Expected reset() before step(): with autoreset DISABLED an episode is one step long.")
         return draws
 
     def _mask(self, mask: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.bool_]:

@@ -6,6 +6,7 @@ on from a stored `position` gives what an uninterrupted run would have drawn.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import logging
 import math
@@ -37,6 +38,12 @@ class Draw:
     def rollout_seed(self, index: int) -> int:
         """Return the sampling seed of member `index`, in [0, 2**48)."""
         return derived_seed(self.seed, index)
+
+    def with_harness(self, harness: int) -> Draw:
+        """Return the same task for another harness, under seeds of its own."""
+        if harness == self.harness:
+            return self
+        return dataclasses.replace(self, harness=harness, seed=derived_seed(self.seed, harness))
 
 
 class GroupSampler:

@@ -25,7 +25,7 @@ from clawgym_env.pool import RolloutPool, RolloutRequest, ServedPolicy
 from clawgym_env.rollout import Rollout
 from clawgym_env.sandbox.base import SandboxBackend
 from clawgym_env.tasks.loading import load_tasks
-from clawgym_env.tasks.task import Limits, TasksLike
+from clawgym_env.tasks.task import Limits, TaskSet, TasksLike
 
 if TYPE_CHECKING:
     from clawgym_env.policy import Policy
@@ -103,6 +103,22 @@ class RolloutService:
         return tuple(name for name, _ in self._arms)
 
     @property
+    def harness_names(self) -> tuple[str, ...]:
+        """The harnesses, in order."""
+        return tuple(adapter.name for adapter in self.harnesses)
+
+    def check_harness(self, harness: int) -> int:
+        """Return the index of a harness as it is.
+
+        Raises:
+            ValueError: there is none; the message lists them.
+        """
+        if not 0 <= harness < len(self.harnesses):
+            names = ", ".join(f"{index} ({name})" for index, name in enumerate(self.harness_names))
+            raise ValueError(f"Expected a harness out of {names}, got {harness}.")
+        return harness
+
+    @property
     def run_dir(self) -> Path | None:
         """Where every call and rollout is stored."""
         return self._run_dir
@@ -134,12 +150,15 @@ class RolloutService:
         """Return the order for member `index` of a drawn group.
 
         Raises:
-            HarnessNotInstalled, PolicyNotBuilt: with the command to run.
+            HarnessNotInstalled, PolicyNotBuilt, MissingPackage: with the command to run.
+            HarnessUnsuitable: the harness plays solutions, and none is known.
             JudgeMissing: the task is graded by a judge; with the keyword to give.
         """
         if isinstance(self._grader, TaskGrader):
             self._grader.check(draw.task)
         adapter = self.harnesses[draw.harness]
+        if adapter.plays_solutions:
+            adapter = adapter.knowing(self.tasks.solution(draw.task) if isinstance(self.tasks, TaskSet) else None)
         adapter.mounts(cache_dir())  # A missing harness shows here, before a policy is loaded for seconds.
         return RolloutRequest(
             task=draw.task,
