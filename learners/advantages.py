@@ -20,8 +20,8 @@ GroupKey: TypeAlias = tuple[str, str, str]
 DEVIATION_FLOOR = 0.2
 """Of `whitened`: the deviation of rewards of 0 and 1 when one rollout in 24 fails.
 
-A policy better than that is not taught louder. The bandit of two steps a batch in `tests/learners/test_learning.py`, run
-for 60 updates, lost what it had learned on 2 of 5 seeds with a floor of 0 and with 0.1, on 1 of 15 with 0.2.
+A policy better than that is not taught louder. The bandit of two steps a batch in `tests/learners/test_learning.py`
+lost within 60 updates what it had learned on 2 of 5 seeds with a floor of 0 and with 0.1, on 1 of 15 with 0.2.
 """
 
 
