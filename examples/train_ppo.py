@@ -40,7 +40,7 @@ class Args:
     """tiny, smollm2 or a Hugging Face folder."""
     tasks: str = "bundled:level=1"
     """A task set by name, or a folder in the ClawGym format, whose last `eval_tasks` tasks are then held out."""
-    num_updates: int = 28
+    num_updates: int = 16
     num_tasks: int = 64
     """Groups per update."""
     group_size: int = 1
@@ -49,7 +49,7 @@ class Args:
     """Batches that the critic learns from before the first update, of the policy as it is."""
     critic: CriticKind = "head"
     """A value head on the policy's trunk, or one with a trunk of its own."""
-    eval_every: int = 7
+    eval_every: int = 8
     """Updates between evaluations on held-out tasks; also before the first and after the last. 0: never."""
     eval_tasks: int = 64
     """Tasks held out; 0: none, and no evaluation."""
@@ -59,7 +59,7 @@ class Args:
     """Permute the rewards of a batch before the update, a control; the logged mean stays the true one."""
     max_concurrency: int = 16
     """Sandboxes alive at once."""
-    checkpoint_every: int = 7
+    checkpoint_every: int = 8
     """Updates between checkpoints; 0: only when the run ends, as any run does."""
     seed: int = 0
     output_dir: Path | None = None
