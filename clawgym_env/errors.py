@@ -14,7 +14,23 @@ class ClawGymError(Exception):
     """Root of every error this project raises on purpose."""
 
 
-class TaskError(ClawGymError):
+class UsageError(ClawGymError):
+    """What was asked for cannot be, on any machine: a name, a value or a file is wrong. Nothing was started."""
+
+
+class MissingPackage(ClawGymError, ImportError):
+    """A package that only some parts need is not installed; the message holds the command. See `clawgym_env.extras`."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"Expected the Python package {package!r}, got none. Run: pip install 'clawgym[{extra}]'")
+        self.package = package
+        self.extra = extra
+
+    def __reduce__(self) -> tuple[type[MissingPackage], tuple[str, str]]:
+        return type(self), (self.package, self.extra)
+
+
+class TaskError(UsageError):
     """A task folder or task value is malformed; the message names the file."""
 
 
@@ -37,7 +53,11 @@ class HarnessNotInstalled(HarnessError):
         return type(self), (self.name,)
 
 
-class HarnessUnsuitable(HarnessError):
+class HarnessOptionError(HarnessError, UsageError):
+    """An option of a harness has a value it does not take."""
+
+
+class HarnessUnsuitable(HarnessError, UsageError):
     """A task needs what this harness cannot do; nothing was started."""
 
 
@@ -61,6 +81,10 @@ class EngineError(ClawGymError):
     """The inference engine failed to answer."""
 
 
+class EngineNameError(EngineError, UsageError):
+    """An engine or policy is named that cannot be."""
+
+
 class PolicyNotBuilt(EngineError):
     """A policy that is built on this machine is not in the cache yet; the message holds the command."""
 
@@ -76,7 +100,7 @@ class GraderError(ClawGymError):
     """The grader gave no usable score. Never silently a reward of 0."""
 
 
-class JudgeMissing(GraderError):
+class JudgeMissing(GraderError, UsageError):
     """A task is graded by a judge model and none was given; nothing was started."""
 
     def __init__(self, task_id: str) -> None:

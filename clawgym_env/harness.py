@@ -16,7 +16,7 @@ from typing import ClassVar, Protocol
 from clawgym_env.messages import ChatRequest, Dialect, Message
 from clawgym_env.sandbox.base import Mount, Sandbox
 from clawgym_env.tasks.task import McpServer as McpServer  # part of the contract
-from clawgym_env.tasks.task import Task
+from clawgym_env.tasks.task import SolutionStep, Task
 from clawgym_env.trace.calls import CallKind
 
 
@@ -92,6 +92,8 @@ class HarnessAdapter(ABC):
     """Whether a second `run` in the same sandbox can go on with the session of the first."""
     calls_model: ClassVar[bool] = True
     """False where a run without a single model call is no failure (oracle, noop)."""
+    plays_solutions: ClassVar[bool] = False
+    """Whether each rollout's adapter is made by `knowing`."""
     memory_mb: int = 2048
     """What the product needs at least; the sandbox gets the larger of this and the task's own limit."""
 
@@ -108,6 +110,14 @@ class HarnessAdapter(ABC):
                 "Choose another harness, or tasks without mcp_servers."
             )
         return ""
+
+    def knowing(self, solution: Sequence[SolutionStep] | None) -> HarnessAdapter:
+        """Return this harness for a task with that solution, where one is known.
+
+        Raises:
+            HarnessUnsuitable: it cannot do without.
+        """
+        return self
 
     def install(self, cache: Path) -> None:  # noqa: B027 (an adapter with nothing to install is fine)
         """Put the product into `cache` (may take minutes). Idempotent."""

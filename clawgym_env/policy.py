@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, cast
 from weakref import ReferenceType
 
 from clawgym_env import chat_template
-from clawgym_env.errors import EngineError, PolicyNotBuilt
+from clawgym_env.errors import EngineError, EngineNameError, PolicyNotBuilt
+from clawgym_env.extras import require_package
 from clawgym_env.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -126,12 +127,13 @@ def load_text(spec: str | Path, *, cache: Path, renderer: str | None = None) -> 
         PolicyNotBuilt, EngineError: as `load_policy`.
     """
     if spec == BYTES:
+    require_package("torch", "transformers")
         return _bytes_text()
     folder = policy_folder(spec, cache)
     if spec in BUILDERS and not (folder / _NOTE).is_file():
         raise PolicyNotBuilt(str(spec))
     if not (folder / "config.json").is_file():
-        raise EngineError(
+        raise EngineNameError(
             f"Expected a policy out of {', '.join(BUILDERS)} or a Hugging Face folder with a config.json, "
             f"got {str(spec)!r}."
         )
@@ -164,7 +166,9 @@ def build_policy(name: str, cache: Path) -> Path:
         EngineError: the name is not one of `BUILDERS`.
     """
     if name not in BUILDERS:
-        raise EngineError(f"Expected a policy out of {', '.join(BUILDERS)}, got {name!r}. Other folders need no build.")
+        raise EngineNameError(
+            f"Expected a policy out of {', '.join(BUILDERS)}, got {name!r}. Other folders need no build."
+        )
     module, _, attribute = BUILDERS[name].partition(":")
     build = cast("Callable[[Path], None]", getattr(import_module(module), attribute))
     folder = policy_folder(name, cache)

@@ -20,7 +20,8 @@ import pydantic
 
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine
-from clawgym_env.errors import ClawGymError
+from clawgym_env.errors import MissingPackage, UsageError
+from clawgym_env.extras import EXTRA_OF
 from clawgym_env.harness import BundledServer, HarnessAdapter
 from clawgym_env.sandbox.base import SandboxBackend
 
@@ -44,7 +45,7 @@ HARNESSES: Mapping[str, str] = MappingProxyType(
         "oracle": "harness_adapters.oracle:OracleHarness",
     }
 )
-NEEDS_OPTIONS = frozenset({"command", "oracle"})
+NEEDS_OPTIONS = frozenset({"command"})
 """Harnesses that a name alone does not make."""
 MCP_SERVERS: Mapping[str, str] = MappingProxyType({"documents": "harness_adapters.mcp.documents:DocumentSearch"})
 BUNDLED = "clawgym:"
@@ -57,7 +58,11 @@ BACKENDS: Mapping[str, str] = MappingProxyType(
 )
 
 
-class UnknownName(ClawGymError):
+RELAY_API_KEY = "CLAWGYM_RELAY_API_KEY"
+"""Environment variable with the key of an `"openai:"` engine."""
+
+
+class UnknownName(UsageError):
     """A name that is in no table; the message lists the known ones and the nearest."""
 
     def __init__(self, kind: str, name: str, known: Iterable[str]) -> None:
@@ -70,14 +75,26 @@ class UnknownName(ClawGymError):
 
 
 def load(import_path: str) -> Any:
-    """Import `"package.module:attribute"`."""
+    """Import `"package.module:attribute"`.
+
+    Raises:
+        UsageError: there is no such module or attribute.
+        MissingPackage: the module needs a package of an extra; with the command to run.
+    """
     module, _, attribute = import_path.partition(":")
     if not attribute:
-        raise ClawGymError(f"Expected an import path 'package.module:attribute', got {import_path!r}.")
+        raise UsageError(f"Expected an import path 'package.module:attribute', got {import_path!r}.")
     try:
         return getattr(importlib.import_module(module), attribute)
     except AttributeError as error:
-        raise ClawGymError(f"Expected {attribute!r} in {module}, got: {error}.") from error
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if missing in EXTRA_OF:
+            raise MissingPackage(missing, EXTRA_OF[missing]) from error
+        if f"{module}.".startswith(f"{missing}."):
+            raise UsageError(f"Expected a module {module!r}, got none. Is its folder in PYTHONPATH?") from error
+        raise
+        raise UsageError(f"Expected {attribute!r} in {module}, got: {error}.") from error
 
 
 def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
@@ -91,7 +108,7 @@ def adapter(spec: str | HarnessAdapter) -> HarnessAdapter:
     made = _resolve("harness", name, HARNESSES)
     harness = made(**_options(f"harness {name!r}", made, query)) if query else made()
     if not isinstance(harness, HarnessAdapter):
-        raise ClawGymError(f"Expected {name!r} to make a HarnessAdapter, got {type(harness).__name__}.")
+        raise UsageError(f"Expected {name!r} to make a HarnessAdapter, got {type(harness).__name__}.")
     return harness
 
 
@@ -175,7 +192,7 @@ def _options(what: str, made: Callable[..., object], query: str) -> dict[str, ob
     """Read the text behind the question mark as what the parameters of `made` are annotated to be.
 
     Raises:
-        ClawGymError: an unknown option, or a value that its parameter does not take.
+        UsageError: an unknown option, or a value that its parameter does not take.
     """
     try:
         known = inspect.signature(made, eval_str=True).parameters
@@ -183,7 +200,7 @@ def _options(what: str, made: Callable[..., object], query: str) -> dict[str, ob
         known = inspect.signature(made).parameters
     given = dict(parse_qsl(query, keep_blank_values=True))
     if unknown := sorted(given.keys() - known):
-        raise ClawGymError(f"Expected options of {what} out of {sorted(known) or 'none'}, got {', '.join(unknown)}.")
+        raise UsageError(f"Expected options of {what} out of {sorted(known) or 'none'}, got {', '.join(unknown)}.")
     options = {}
     for key, text in given.items():
         wanted = known[key].annotation
@@ -192,7 +209,7 @@ def _options(what: str, made: Callable[..., object], query: str) -> dict[str, ob
             checked = Any if wanted is inspect.Parameter.empty or isinstance(wanted, str) else wanted
             options[key] = pydantic.TypeAdapter(checked).validate_python(listed or True)
         except pydantic.ValidationError as error:
-            raise ClawGymError(
+            raise UsageError(
                 f"Expected option {key} of {what} to be {inspect.formatannotation(wanted)}, got {text!r}."
             ) from error
     return options

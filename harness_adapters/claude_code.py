@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 
-from clawgym_env.errors import HarnessError
+from clawgym_env.errors import HarnessOptionError
 from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json
 from clawgym_env.sandbox.base import Sandbox
@@ -67,11 +67,11 @@ class ClaudeCodeHarness(InstalledHarness):
             background: whether sub-agents run beside the main agent, or it waits for each; it always waits in 2.0.76.
 
         Raises:
-            HarnessError: no such version, or it has no bare mode.
+            HarnessOptionError: no such version, or it has no bare mode.
         """
         if version not in PRODUCTS or (bare and version == OLD.version):
             known = f"{LATEST.version} for its bare mode" if bare else f"a version out of {', '.join(PRODUCTS)}"
-            raise HarnessError(f"Expected {known}, got {version!r}.")
+            raise HarnessOptionError(f"Expected {known}, got {version!r}.")
         self.product, self.version, self.bare, self.background = PRODUCTS[version], version, bare, background
         self.tools = (tools,) if isinstance(tools, str) else tools if tools is None else tuple(tools)
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pydantic
 
-from clawgym_env.errors import HarnessError
+from clawgym_env.errors import HarnessOptionError
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.messages import Dialect
 from clawgym_env.sandbox.base import Mount, Sandbox
@@ -72,7 +72,7 @@ class CommandHarness(HarnessAdapter):
             name: what its rollouts are called.
 
         Raises:
-            HarnessError: an unknown placeholder, a program that is not there, or a command that is never told its
+            HarnessOptionError: an unknown placeholder, a program that is not there, or a command that is never told its
                 task or its model.
         """
         self.argv, self.env, self.files = tuple(argv), dict(env or {}), dict(files or {})
@@ -83,15 +83,17 @@ class CommandHarness(HarnessAdapter):
         told: set[str] = set().union(*map(placeholders, texts))
         used = told | placeholders(response or "")
         if unknown := sorted(used - set(PLACEHOLDERS)):
-            raise HarnessError(
+            raise HarnessOptionError(
                 f"Expected placeholders out of {', '.join(PLACEHOLDERS)}, got {', '.join(unknown)}. "
                 f"Write {{{{{unknown[0]}}}}} for the text itself."
             )
         for needed in ("instruction", "base_url"):
             if needed not in told:
-                raise HarnessError(f"Expected {{{needed}}} in argv, env, files or stdin, got a command without it.")
+                raise HarnessOptionError(
+                    f"Expected {{{needed}}} in argv, env, files or stdin, got a command without it."
+                )
         if "program" in used and (self.program is None or not self.program.exists()):
-            raise HarnessError(f"Expected program= to be what {{program}} stands for, got {self.program}.")
+            raise HarnessOptionError(f"Expected program= to be what {{program}} stands for, got {self.program}.")
 
     def mounts(self, cache: Path) -> tuple[Mount, ...]:
         return () if self.program is None else (Mount(source=self.program, target=PROGRAM),)
@@ -120,10 +122,10 @@ def command_harness(*, file: str | None = None) -> CommandHarness:
     """Return the harness that a TOML file describes: options of `CommandHarness`, `program` relative to the file.
 
     Raises:
-        HarnessError: no file, or not of that form.
+        HarnessOptionError: no file, or not of that form.
     """
     if file is None:
-        raise HarnessError(
+        raise HarnessOptionError(
             "Expected a command line for the command harness, got none. Pass harness=CommandHarness(argv=[…]) of "
             "harness_adapters.command, or harness='command?file=my_cli.toml'."
         )
@@ -133,4 +135,4 @@ def command_harness(*, file: str | None = None) -> CommandHarness:
             options["program"] = Path(file).parent / Path(options["program"]).expanduser()
         return CommandHarness(**options)
     except (OSError, ValueError) as error:  # pydantic's and tomllib's errors are ValueErrors
-        raise HarnessError(f"Expected the options of CommandHarness in {file!r}, got: {error}") from error
+        raise HarnessOptionError(f"Expected the options of CommandHarness in {file!r}, got: {error}") from error

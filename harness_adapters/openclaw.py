@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from clawgym_env.errors import HarnessError
+from clawgym_env.errors import HarnessOptionError
 from clawgym_env.harness import HarnessContext, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Json, Message
 from clawgym_env.sandbox.base import Sandbox
@@ -55,10 +55,10 @@ class OpenClawHarness(InstalledHarness):
         """Choose what it speaks: "responses", "chat" or "messages".
 
         Raises:
-            HarnessError: it does not speak that.
+            HarnessOptionError: it does not speak that.
         """
         if api not in APIS:
-            raise HarnessError(f"Expected api to be one of {', '.join(APIS)}, got {api!r}.")
+            raise HarnessOptionError(f"Expected api to be one of {', '.join(APIS)}, got {api!r}.")
         self.dialect = api
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:

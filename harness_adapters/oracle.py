@@ -1,10 +1,7 @@
 """The harness that knows the solution: plays a task's known steps instead of asking a model.
 
 Solutions travel out of band, for what the sandbox or the task holds a policy might see: the user gives a function from
-the instruction to the steps. For a set that knows its solutions (`TaskSet.solution`)::
-
-    known = {task.instruction: tasks.solution(task) for task in tasks}
-    OracleHarness(steps=known.__getitem__)
+the instruction to the steps, or names the harness ("oracle") and takes tasks of a set that knows its solutions.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Protocol
 
-from clawgym_env.errors import HarnessError
+from clawgym_env.errors import HarnessError, HarnessUnsuitable
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.messages import Dialect
 from clawgym_env.sandbox.base import Sandbox
@@ -39,13 +36,27 @@ class OracleHarness(HarnessAdapter):
     dialect: Dialect = "chat"
     supports_resume = True
     calls_model = False
+    plays_solutions = True
     memory_mb = 256
 
     def __init__(self, *, steps: Callable[[str], Sequence[Step]] | None = None) -> None:
-        """Make the harness from a function that turns an instruction into steps."""
-        if steps is None:
-            raise HarnessError("Expected OracleHarness(steps=…), a function from a task's instruction to its steps.")
+        """Make the harness from a function that turns an instruction into steps; without, tasks must bring theirs."""
         self._steps = steps
+
+    def knowing(self, solution: Sequence[Step] | None) -> OracleHarness:
+        """Return the harness that plays a task's own solution, unless this one has steps from elsewhere.
+
+        Raises:
+            HarnessUnsuitable: neither is known.
+        """
+        if self._steps is not None:
+            return self
+        if solution is None:
+            raise HarnessUnsuitable(
+                "Expected tasks with known solutions for the harness 'oracle', got one without. Take 'bundled', or a "
+                "format that has them (harbor), or pass harness=OracleHarness(steps=…)."
+            )
+        return OracleHarness(steps=lambda instruction: solution)
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         """Play the steps when the task is told; the first command that fails ends the run with its exit code.
@@ -58,6 +69,8 @@ class OracleHarness(HarnessAdapter):
         if context.resume or context.session:
             return HarnessExit(0, b"", b"", "")
         try:
+            if self._steps is None:
+                raise LookupError(context.instruction)
             steps = self._steps(context.instruction)
         except LookupError as error:
             raise HarnessError(f"Expected an oracle for {context.instruction[:80]!r}, got none.") from error

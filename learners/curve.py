@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from clawgym_env.extras import require_package
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -49,6 +51,7 @@ def draw_panels(
 
 def _figure(width: float, height: float) -> Figure:
     # The object interface with an Agg canvas: no display, no global pyplot state.
+    require_package("matplotlib")
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from torch.utils.tensorboard import SummaryWriter
+from clawgym_env.extras import require_package
 
 FILE = "metrics.jsonl"
 
@@ -23,7 +23,13 @@ class MetricsLog:
 
         Args:
             after: the update that a run goes on from; what was recorded of later ones is forgotten.
+
+        Raises:
+            MissingPackage: tensorboard is not installed.
         """
+        require_package("tensorboard")
+        from torch.utils.tensorboard import SummaryWriter
+
         folder.mkdir(parents=True, exist_ok=True)
         self.records: list[dict[str, float]] = []
         """What is on record, in order, each with its `update`."""

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from clawgym_env.engine.base import Engine
 from clawgym_env.rollout import Exclusion, Rollout
 from clawgym_env.trace.prefix_tree import Selection, TokenRow
+from clawgym_env.extras import require_package
 from learners.advantages import Floats, group_key, group_metrics
 from learners.base import LearnerState
 from learners.forest import Packing, packed, supported
@@ -443,3 +444,4 @@ def require(holds: bool, expected: str, got: object) -> None:
     """
     if not holds:
         raise ValueError(f"Expected {expected}, got {got}.")
+    require_package("peft")

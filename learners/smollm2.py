@@ -15,6 +15,7 @@ import zipfile
 from pathlib import Path
 
 from clawgym_env.errors import EngineError
+from clawgym_env.extras import require_package
 from clawgym_env.policy import Policy, save_policy
 from clawgym_env.rendering import ChatMLRenderer
 from clawgym_env.tokenizer import TextTokenizer
@@ -39,6 +40,7 @@ def build(folder: Path) -> None:
 
 def convert(gguf: Path) -> Policy:
     """Read a GGUF file into a float32 policy (about half a minute: its metadata is parsed in Python)."""
+    require_package("transformers", "gguf")
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 

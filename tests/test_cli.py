@@ -98,9 +98,9 @@ def test_what_is_not_installed_or_built_names_its_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("CLAWGYM_CACHE", str(tmp_path))
-    assert cli.main(["rollout"]) == 2
+    assert cli.main(["rollout"]) == 1
     assert "Run: clawgym policy build tiny" in capsys.readouterr().err
-    assert cli.main(["rollout", "--harness", "pi"]) == 2
+    assert cli.main(["rollout", "--harness", "pi"]) == 1
     assert "Run: clawgym install pi" in capsys.readouterr().err
 
 
@@ -126,7 +126,7 @@ def test_install_all_says_what_it_does_and_goes_on_after_a_failure(
     monkeypatch.setattr(registry, "HARNESSES", {"bad": f"{__name__}:_broken", "toy": f"{__name__}:_Installs"})
     monkeypatch.setattr(registry, "MCP_SERVERS", {})
     assert cli.main(["install", "toy"]) == 0
-    assert cli.main(["install", "all"]) == 2
+    assert cli.main(["install", "all"]) == 1
     printed = capsys.readouterr()
     assert printed.out == 2 * "toy 1.0: 3 MB in 1 s.\n"
     assert printed.err == (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clawgym_env import registry
-from clawgym_env.errors import ClawGymError, HarnessError, PolicyNotBuilt
+from clawgym_env.errors import ClawGymError, PolicyNotBuilt, UsageError
 from clawgym_env.registry import HARNESSES, NEEDS_OPTIONS, UnknownName
 from clawgym_env.testing import FakeBackend, InProcessHarness
 
@@ -46,9 +46,13 @@ def test_an_unknown_name_names_the_nearest() -> None:
         registry.adapter("claudecode")
 
 
-def test_the_oracle_is_named_but_needs_its_steps() -> None:
-    with pytest.raises(HarnessError, match="steps="):
-        registry.adapter("oracle")
+def test_an_import_path_that_leads_nowhere_says_how_far_it_leads() -> None:
+    with pytest.raises(UsageError, match=r"Expected a module 'no_such\.module', got none"):
+        registry.load("no_such.module:thing")
+    with pytest.raises(UsageError, match="Expected 'nothing' in json"):
+        registry.load("json:nothing")
+    with pytest.raises(UsageError, match="got 'json'"):
+        registry.load("json")
 
 
 def test_an_import_path_to_something_else_is_refused() -> None:

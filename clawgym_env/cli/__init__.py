@@ -1,7 +1,8 @@
 """The `clawgym` command: run, evaluate, examine a harness, serve the proxy alone, install, build, check, clean up.
 
-Every subcommand is a function whose signature is its command line, in a module beside this one. What goes wrong on
-purpose is one line on stderr and exit code 2; Ctrl-C closes what is open and exits with 130, SIGTERM with 143.
+Every subcommand is a function whose signature is its command line, in a module beside this one. What goes wrong is one
+line on stderr: exit code 2 where the command line asks for what cannot be, 1 where it failed here or its result is bad.
+CLAWGYM_DEBUG=1 shows the traceback too. Ctrl-C closes what is open and exits with 130, SIGTERM with 143.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 
-import pydantic
 import tyro
 
+from clawgym_env.cli import _errors, fidelity, image, proxy, reap, rollout, setup, tasks
 from clawgym_env.cli import eval as evaluation
-from clawgym_env.cli import fidelity, image, proxy, reap, rollout, setup, tasks
-from clawgym_env.errors import ClawGymError
 
 COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
     {
@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
     }
 )
 INTERRUPTED, TERMINATED = 130, 143
+DEBUG = "CLAWGYM_DEBUG"
 
 
 class Terminated(KeyboardInterrupt):
@@ -48,11 +49,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _sigterm_interrupts():
             code = _app().cli(args=argv, prog="clawgym", description=__doc__)
-    except (ClawGymError, pydantic.ValidationError, ValueError, OSError, ImportError) as error:
+    except _errors.EXPECTED as error:
         if isinstance(error, BrokenPipeError):
             return _reader_gone()
-        print(f"clawgym: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
+        if os.environ.get(DEBUG, "0") not in ("", "0"):
+            traceback.print_exception(error)
+        print(f"clawgym: {_errors.line(error)}", file=sys.stderr)
+        return _errors.exit_code(error)
     except KeyboardInterrupt as interrupt:
         print("clawgym: interrupted; everything is closed", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED

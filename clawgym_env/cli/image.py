@@ -12,7 +12,7 @@ from tyro.conf import OmitArgPrefixes, Positional, arg
 from clawgym_env import registry
 from clawgym_env.cache import cache_dir
 from clawgym_env.cli.setup import printed
-from clawgym_env.errors import ClawGymError
+from clawgym_env.errors import UsageError
 from clawgym_env.sandbox.base import Image
 from clawgym_env.sandbox.build_inputs import BuildInputs
 from clawgym_env.sandbox.docker import DockerBackend
@@ -46,7 +46,7 @@ def image_command(
             Dockerfile.
     """
     if action == "build" and not name:
-        raise ClawGymError("Expected what to build, got nothing. For example: clawgym image build pi")
+        raise UsageError("Expected what to build, got nothing. For example: clawgym image build pi")
     proxies = {key: value for key, value in os.environ.items() if key.lower() in _PROXIES}
     backend = DockerBackend(inputs=BuildInputs(ca_bundle=args.ca_bundle, proxies=proxies))
     if action == "build":

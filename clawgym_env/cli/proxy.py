@@ -14,6 +14,7 @@ from clawgym_env import registry
 from clawgym_env._loop import new_event_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import SamplingParams
+from clawgym_env.errors import UsageError
 from clawgym_env.trace.store import RolloutStore
 
 
@@ -78,5 +79,5 @@ async def _serve_proxy(args: ProxyArgs) -> None:
 def _first_line(file: Path) -> str:
     lines = file.read_text(encoding="utf-8").splitlines()
     if not lines or not lines[0].strip():
-        raise ValueError(f"Expected a token on the first line of {str(file)!r}, got none.")
+        raise UsageError(f"Expected a token on the first line of {str(file)!r}, got none. Write one into it.")
     return lines[0].strip()

@@ -14,6 +14,7 @@ from clawgym_env.cli._rollout_args import CommonRolloutArgs
 from clawgym_env.envs._face import grade_line
 from clawgym_env.envs.sampler import Draw
 from clawgym_env.envs.service import RolloutService
+from clawgym_env.errors import UsageError
 from clawgym_env.grading.base import JudgeUsage
 from clawgym_env.rollout import Rollout
 
@@ -33,8 +34,10 @@ class RolloutArgs(CommonRolloutArgs):
     """Show the tree, and what harness and grader printed."""
 
 
-def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> None:
-    """Run a harness on the first tasks and show what came of it."""
+def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> int:
+    """Run a harness on the first tasks and show what came of it; exit code 1 where a rollout has no grade."""
+    if args.limit < 1:
+        raise UsageError(f"Expected --limit to be at least 1, got {args.limit}. Leave it out for one rollout.")
     service = RolloutService(
         tasks=args.tasks,
         harness=args.harness,
@@ -52,6 +55,7 @@ def rollout_command(args: OmitArgPrefixes[FlagCreatePairsOff[RolloutArgs]]) -> N
             finished.append(rollout)
             print(report(rollout, verbose=args.verbose), flush=True)
         print(summary(finished))
+        return 0 if all(rollout.graded for rollout in finished) else 1
     finally:
         service.close()
 

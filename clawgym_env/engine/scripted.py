@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, Union
 import numpy as np
 
 from clawgym_env.engine.base import Generation, Logprobs, SamplingParams, TokenIds, VersionSpan
-from clawgym_env.errors import EngineError
+from clawgym_env.errors import EngineError, EngineNameError
 from clawgym_env.messages import Json
 
 if TYPE_CHECKING:
@@ -168,15 +168,15 @@ def scripted_from_file(path: str | Path, *, context_length: int = 1 << 20, laten
     """Read a script: a JSON array whose items are reply texts or `{"text": …, "tool": …, "arguments": {…}}`.
 
     Raises:
-        EngineError: the file is no such array; the message names the item.
+        EngineNameError: the file is no such array; the message names the item.
     """
     file = Path(path)
     try:
         items = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EngineError(f"Expected a JSON array of replies in {str(file)!r}, got: {error}.") from error
+        raise EngineNameError(f"Expected a JSON array of replies in {str(file)!r}, got: {error}.") from error
     if not isinstance(items, list) or not items:
-        raise EngineError(f"Expected a JSON array of at least one reply in {str(file)!r}.")
+        raise EngineNameError(f"Expected a JSON array of at least one reply in {str(file)!r}.")
     replies = [_reply_text(item, f"{file}[{i}]") for i, item in enumerate(items)]
     return ScriptedEngine(replies, context_length=context_length, latency_s=latency_s)
 
@@ -185,10 +185,10 @@ def _reply_text(item: Json, where: str) -> str:
     if isinstance(item, str):
         return item
     if not isinstance(item, dict) or not item or set(item) - {"text", "tool", "arguments"}:
-        raise EngineError(f"Expected a string or an object of text, tool, arguments at {where}, got {item!r}.")
+        raise EngineNameError(f"Expected a string or an object of text, tool, arguments at {where}, got {item!r}.")
     text, name, arguments = item.get("text", ""), item.get("tool"), item.get("arguments", {})
     if not isinstance(text, str) or not isinstance(name, str | None) or not isinstance(arguments, dict):
-        raise EngineError(f"Expected text and tool to be strings and arguments an object at {where}, got {item!r}.")
+        raise EngineNameError(f"Expected text and tool to be strings and arguments an object at {where}, got {item!r}.")
     call = "" if name is None else tool_call(name, **arguments)
     return f"{text}\n{call}" if text and call else text + call
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clawgym_env.engine.base import SamplingParams
 from clawgym_env.envs.service import JUDGE_CACHE
-from clawgym_env.errors import ClawGymError
+from clawgym_env.errors import UsageError
 from clawgym_env.tasks.task import Task
 from clawgym_env.trace.store import FILE_NAME, RolloutStore
 
@@ -28,7 +28,7 @@ _PART = ".part"
 """Ends the name of a file that is being written."""
 
 
-class EvaluationError(ClawGymError):
+class EvaluationError(UsageError):
     """The folder belongs to something else, or the evaluation cannot be made."""
 
 

@@ -15,7 +15,7 @@ from clawgym_env import registry
 from clawgym_env._loop import shared_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Generation, SamplingParams
-from clawgym_env.errors import ClawGymError
+from clawgym_env.errors import UsageError
 from clawgym_env.fidelity.checks import as_expected, count_forks, main_drift, same_render, same_tokens, sound_tree
 from clawgym_env.fidelity.expectations import expectation
 from clawgym_env.fidelity.report import FidelityReport, Problem, ScenarioResult
@@ -85,12 +85,12 @@ def run_fidelity(
 
     Raises:
         HarnessNotInstalled, PolicyNotBuilt: with the command to run.
-        ClawGymError: an unknown scenario, or a harness that does not start.
+        UsageError: an unknown scenario, or options a harness does not take.
     """
     known = {scenario.name: scenario for scenario in SCENARIOS}
     chosen = list(known) if scenarios is None else list(scenarios)
     if unknown := [name for name in chosen if name not in known]:
-        raise ClawGymError(f"Expected scenarios out of {', '.join(known)}, got {', '.join(unknown)}.")
+        raise UsageError(f"Expected scenarios out of {', '.join(known)}, got {', '.join(unknown)}.")
     cache = cache or cache_dir()
     adapter = registry.adapter(harness)
     adapter.mounts(cache)  # a missing harness shows here

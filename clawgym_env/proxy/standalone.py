@@ -10,11 +10,12 @@ import asyncio
 import secrets
 import signal
 import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 
 from clawgym_env.engine.base import Engine, SamplingParams
+from clawgym_env.errors import ClawGymError
 from clawgym_env.proxy.admin import AdminApi
 from clawgym_env.proxy.app import ProxyServer
 from clawgym_env.proxy.listener import Listener, make_config
@@ -56,21 +57,37 @@ async def standalone_proxy(
         token: of the admin API; a random one by default.
         sampling, limits: of rollouts that are opened without their own.
         store: gets every call before its reply leaves. The caller closes it.
+
+    Raises:
+        ClawGymError: a port is taken, or no address of this machine.
     """
     token = token or secrets.token_urlsafe(24)
     server = ProxyServer()
     await server.start()
     try:
-        models = await server.listen_tcp(host, port)
+        with _bound(host, port):
+            models = await server.listen_tcp(host, port)
         base_url = f"http://{advertise or host}:{models.port}"
         api = AdminApi(server, engine, base_url=base_url, token=token, sampling=sampling, limits=limits, store=store)
-        admin = await _listen(api, admin_port)
+        with _bound(ADMIN_HOST, admin_port):
+            admin = await _listen(api, admin_port)
         try:
             yield StandaloneProxy(base_url, f"http://{ADMIN_HOST}:{admin.port}", token)
         finally:
             await admin.close()
     finally:
         await server.close()
+
+
+@contextmanager
+def _bound(host: str, port: int) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, OverflowError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ClawGymError(
+            f"Expected a free port {port} of this machine's {host}, got: {why}. Choose another, or 0 for any free one."
+        ) from error
 
 
 async def until_stopped() -> None:

@@ -24,7 +24,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clawgym_env.errors import SandboxError
+from clawgym_env.errors import MissingPackage, SandboxError
+from clawgym_env.extras import require_package
 from clawgym_env.ownership import owner_alive, owner_tag
 from clawgym_env.sandbox import docker_spec
 from clawgym_env.sandbox.base import Capabilities, Image, SandboxSpec
@@ -121,12 +122,12 @@ class DockerBackend:
         with self._connecting:
             if self._connected is None:
                 try:
-                    from clawgym_env.sandbox.docker_engine import DockerEngine
-                    from clawgym_env.sandbox.images import ImageStore
-                except ImportError as error:
-                    raise SandboxError(
-                        f"Expected the Python package 'docker', got: {error}. Run: pip install 'clawgym[docker]'"
-                    ) from error
+                    require_package("docker")
+                except MissingPackage as error:
+                    raise SandboxError(str(error)) from error
+                from clawgym_env.sandbox.docker_engine import DockerEngine
+                from clawgym_env.sandbox.images import ImageStore
+
                 engine = DockerEngine(self._url, max_starts=self._max_starts)
                 weakref.finalize(self, engine.close)
                 self._connected = engine, ImageStore(engine.client, inputs=self._inputs)

@@ -15,6 +15,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from clawgym_env.errors import TaskError
+from clawgym_env.extras import require_package
 from clawgym_env.grading.specs import Criterion, RubricGrading
 from clawgym_env.tasks.reading import (
     OnError,
@@ -123,10 +124,9 @@ def _from_folder(folder: Path) -> Task:
 
 
 def _from_parquet(path: Path, files: Path, on_error: OnError | None) -> TaskSet:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise TaskError("Expected pyarrow to read parquet files. Run: pip install 'clawgym[parquet]'") from error
+    require_package("pyarrow")
+    from pyarrow import ArrowException, parquet
+
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
     except (ArrowException, OSError, ValueError) as error:

@@ -15,7 +15,7 @@ from clawgym_env import registry
 from clawgym_env.grading.specs import HybridGrading, RubricGrading
 from clawgym_env.rollout import Rollout, StopReason
 from clawgym_env.sandbox.base import SandboxBackend
-from clawgym_env.tasks.task import SolutionStep, Task, TaskSet
+from clawgym_env.tasks.task import Task, TaskSet
 
 if TYPE_CHECKING:
     from clawgym_env.runner import RolloutRequest, ServedPolicy
@@ -105,16 +105,12 @@ def _requests(
                 continue
             yield RolloutRequest(
                 task=_by_code_alone(task),
-                adapter=registry.load(registry.HARNESSES[player])(**_options(player, solution)),
+                adapter=registry.adapter(player).knowing(solution),
                 served=silent,
                 group_id=f"{player}/{task.id}",
                 index=0,
                 seed=0,
             )
-
-
-def _options(player: Player, solution: Sequence[SolutionStep] | None) -> dict[str, Callable[[str], object]]:
-    return {"steps": lambda instruction: solution} if player == "oracle" else {}
 
 
 def _unprovable(task: Task, backend: SandboxBackend) -> str:

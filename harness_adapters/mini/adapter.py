@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clawgym_env.errors import HarnessError
+from clawgym_env.errors import HarnessOptionError
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.messages import Dialect
 from clawgym_env.sandbox.base import Mount, Sandbox
@@ -28,7 +28,7 @@ class MiniHarness(HarnessAdapter):
 
     def __init__(self, *, dialect: Dialect = "chat") -> None:
         if dialect not in ("chat", "messages"):
-            raise HarnessError(f'Expected dialect "chat" or "messages" for mini, got {dialect!r}.')
+            raise HarnessOptionError(f'Expected dialect "chat" or "messages" for mini, got {dialect!r}.')
         self.dialect = dialect
 
     def mounts(self, cache: Path) -> tuple[Mount, ...]:

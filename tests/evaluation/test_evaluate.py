@@ -18,7 +18,6 @@ from clawgym_env.sandbox.base import Sandbox
 from clawgym_env.tasks.task import McpServer, Task, TaskFile, TaskSet
 from clawgym_env.testing import ANSWER_FILE, Ask, FakeBackend, InProcessHarness, answer_once
 from harness_adapters.noop import NoopHarness
-from harness_adapters.oracle import OracleHarness
 
 WORDS = {"apple": "fruit", "pear": "fruit", "oak": "tree", "stone": ""}
 TASKS = TaskSet.of(
@@ -273,15 +272,18 @@ def test_nothing_to_do_is_a_mistake(wrong: dict[str, int]) -> None:
 
 
 def test_bundled_tasks_give_the_oracle_everything_and_the_idle_nothing(tmp_path: Path) -> None:
-    tasks = load_tasks("bundled:level=1-2,size=4")
-    assert isinstance(tasks, TaskSet)
-    solutions = {task.instruction: tasks.solution(task) or () for task in tasks}
     result = evaluate(
-        tasks,
-        harness=[OracleHarness(steps=solutions.__getitem__), NoopHarness()],
+        "bundled:level=1-2,size=4",
+        harness=["oracle", "noop"],
         engine=ScriptedEngine(["never asked"]),
         out=tmp_path,
         max_concurrency=2,
     )
     assert {name: one.pass_at_1 for name, one in result.by_harness.items()} == {"oracle": 1.0, "noop": 0.0}
     assert json.loads((tmp_path / "results.json").read_text())["strict_pass"] == 0.5
+
+
+def test_an_oracle_for_tasks_whose_solutions_nobody_knows_is_refused_before_anything_runs() -> None:
+    tasks = list(load_tasks("bundled:level=1,size=2"))
+    with pytest.raises(HarnessUnsuitable, match="known solutions"):
+        evaluate(tasks, harness="oracle", engine=ScriptedEngine(["never asked"]))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fake_sandbox import CONTEXT, FakeSandbox
 
-from clawgym_env.errors import HarnessError, HarnessNotInstalled
+from clawgym_env.errors import HarnessError, HarnessNotInstalled, HarnessUnsuitable
 from clawgym_env.harness import HarnessAdapter, HarnessExit
 from clawgym_env.messages import ChatRequest, Dialect, Message, ToolSpec
 from clawgym_env.registry import HARNESSES, NEEDS_OPTIONS, adapter
@@ -256,9 +256,18 @@ def test_an_oracle_command_that_fails_ends_the_run() -> None:
     assert (done.exit_code, done.stdout, sandbox.files) == (3, b"no\n", {})
 
 
-def test_an_oracle_without_steps_says_what_it_expects() -> None:
-    with pytest.raises(HarnessError, match="steps="):
-        OracleHarness()
+def test_an_oracle_without_steps_takes_those_of_each_task() -> None:
+    steps = [Step("answer", {"text": "42"})]
+    assert play(OracleHarness().knowing(steps))[0].response == "42"
+    own = OracleHarness(steps=lambda _: steps)
+    assert own.knowing(None) is own
+    with pytest.raises(HarnessUnsuitable, match="known solutions"):
+        OracleHarness().knowing(None)
+
+
+def test_an_oracle_that_knows_no_steps_says_what_it_expects() -> None:
+    with pytest.raises(HarnessError, match="Expected an oracle for"):
+        play(OracleHarness())
     with pytest.raises(HarnessError, match="Expected an oracle for"):
         play(OracleHarness(steps={}.__getitem__))
     with pytest.raises(HarnessError, match="got 'fly'"):
