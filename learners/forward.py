@@ -13,14 +13,18 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from learners import tree_attention
-from learners.losses import entropy
+from learners.categorical import logprobs_and_entropies
 from learners.rows import MicroBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-LOGITS = 1 << 24
-"""Logits alive at once: 64 MiB in fp32, and a few times that with their softmax."""
+LOGITS = 1 << 26
+"""Logits alive at once: 256 MiB in fp32, and as much again for their gradient.
+
+A micro-batch whose trained tokens have more is computed in chunks, each twice: a third more time in the output layer,
+which costs as much as eight layers of a small model with a vocabulary of fifty thousand.
+"""
 
 
 def trained_hidden(module: PreTrainedModel, batch: MicroBatch) -> Tensor:
@@ -54,26 +58,19 @@ def logprobs_of(
     """
     model: Any = module
     head: nn.Module = model.get_output_embeddings()
-    size = max(1, LOGITS // model.config.get_text_config().vocab_size)
-    parts = (torch.split(part, size) for part in (hidden, batch.targets, batch.temperatures))
+    num_logits = len(hidden) * model.config.get_text_config().vocab_size
+    # Of equal size: a last chunk of one row would read and write as much of the output layer as one of hundreds.
+    count = max(1, min(len(hidden), -(-num_logits // LOGITS)))
+    parts = (torch.tensor_split(part, count) for part in (hidden, batch.targets, batch.temperatures))
     chunks = list(zip(*parts, strict=True))
     # Backward keeps the logits of a single chunk; those of several are computed again instead.
     if len(chunks) > 1 and torch.is_grad_enabled():
-        results = [
-            checkpoint(_chunk, head, *chunk, entropy_gradient=entropy_gradient, use_reentrant=False) for chunk in chunks
-        ]
+        results = [checkpoint(_chunk, head, *chunk, use_reentrant=False) for chunk in chunks]
     else:
-        results = [_chunk(head, *chunk, entropy_gradient=entropy_gradient) for chunk in chunks]
-    logprobs, entropies = zip(*results, strict=True)
-    return torch.cat(logprobs), torch.cat(entropies)
+        results = [_chunk(head, *chunk) for chunk in chunks]
+    logprobs, entropies = (torch.cat(parts) for parts in zip(*results, strict=True))
+    return logprobs, entropies if entropy_gradient else entropies.detach()
 
 
-def _chunk(
-    head: nn.Module, hidden: Tensor, targets: Tensor, temperatures: Tensor, *, entropy_gradient: bool
-) -> tuple[Tensor, Tensor]:
-    logits: Tensor = head(hidden)
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32)) / temperatures[:, None]
-    chosen = logits.gather(-1, targets[:, None]).squeeze(-1)
-    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-        entropies = entropy(logits)
-    return chosen - torch.logsumexp(logits, dim=-1), entropies
+def _chunk(head: nn.Module, hidden: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    return logprobs_and_entropies(head(hidden), targets, temperatures)

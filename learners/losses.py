@@ -75,12 +75,6 @@ def k3(log_ratio: Tensor) -> Tensor:
     return torch.expm1(log_ratio) - log_ratio
 
 
-def entropy(logits: Tensor) -> Tensor:
-    """Return the entropy −Σ_v p_v log p_v of each distribution; [M, V] to [M], nats."""
-    logprobs = torch.log_softmax(logits, dim=-1)
-    return -(logprobs.exp() * logprobs).sum(dim=-1)
-
-
 def token_weights(num_tokens: npt.NDArray[np.int64], keys: Sequence[Hashable], mode: LossWeight) -> Floats:
     """Return the weight of one trained token of each surviving rollout, shape [N].
 

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from learners.losses import (
     clipped_policy_loss,
     clipped_value_loss,
-    entropy,
     importance_weights,
     k3,
     token_weights,
@@ -89,10 +88,6 @@ def test_k3_averages_to_the_divergence() -> None:
     q, p = torch.tensor([0.7, 0.3]), torch.tensor([0.4, 0.6])
     expected = (q * (q / p).log()).sum()
     assert (q * k3((p / q).log())).sum().item() == pytest.approx(expected.item(), rel=1e-5)
-
-
-def test_entropy_of_the_uniform_distribution_is_the_log_of_its_size() -> None:
-    assert entropy(torch.zeros(3, 8)).tolist() == pytest.approx([math.log(8)] * 3)
 
 
 def test_token_weights_by_hand() -> None:
