@@ -21,12 +21,13 @@ from clawgym_env.errors import EngineError
 if TYPE_CHECKING:
     from renderers.base import Renderer
 
-    from clawgym_env.messages import ChatRequest
+    from clawgym_env.messages import ChatRequest, Message
     from clawgym_env.trace.calls import CallKind
     from clawgym_env.trace.prefix_tree import PrefixTree
 
 TokenIds = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
+RoutedExperts = npt.NDArray[np.int16]
 
 
 class SamplingParams(BaseModel):
@@ -60,6 +61,25 @@ class VersionSpan:
     end: int
 
 
+class ApiUsage(BaseModel):
+    """What an API counted for one call, in tokens of its own."""
+
+    model_config = ConfigDict(frozen=True)
+
+    prompt_tokens: int = Field(default=0, ge=0)
+    """Of the whole prompt."""
+    completion_tokens: int = Field(default=0, ge=0)
+
+
+@dataclass(frozen=True, slots=True)
+class RelayedReply:
+    """What an API model said, as it said it."""
+
+    message: Message
+    """The assistant's; its tool calls have ids that no other call has."""
+    usage: ApiUsage
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Generation:
     """What one call sampled."""
@@ -73,6 +93,11 @@ class Generation:
     """Contiguous, covering [0, n)."""
     sampling: SamplingParams | None = None
     """How the tokens were drawn, where not as the engine was asked to draw them."""
+    relayed: RelayedReply | None = None
+    """Set where an API model answered. Then the ids are a stand-in's, `logprobs` says nothing, and the call is never
+    trained."""
+    routed_experts: RoutedExperts | None = None
+    """Of a mixture of experts: which ones each token was predicted by, shape [n, layers, experts of a token]."""
 
 
 @runtime_checkable
@@ -113,6 +138,21 @@ class Engine(Protocol):
 
     async def close(self) -> None:
         """Release threads, memory and connections. Idempotent."""
+
+
+@runtime_checkable
+class RelayingEngine(Engine, Protocol):
+    """An engine that passes conversations on to a model behind an API; its renderer is a stand-in for the unknown one.
+
+    Its generations are `relayed`, and it raises `ContextOverflow` where the API says that a prompt does not fit.
+    """
+
+    @property
+    def name(self) -> str:
+        """What results call it."""
+
+    def estimated_tokens(self, token_ids: Sequence[int] | TokenIds) -> int:
+        """Return about how many tokens of the API's the stand-in's ids are."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

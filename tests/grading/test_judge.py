@@ -200,7 +200,7 @@ def test_a_judge_is_named_by_address_and_model() -> None:
     assert (judge.url, judge.model) == ("https://host/v1", "org/model-1")
     assert Judge.parse(judge) is judge
     for spec in ("host#m", "http://host/v1", "http://host/v1#", ""):
-        with pytest.raises(ValueError, match="Expected a judge as URL#MODEL"):
+        with pytest.raises(ValueError, match="Expected a model as URL#MODEL"):
             Judge.parse(spec)
 
 
@@ -249,7 +249,7 @@ def test_a_key_that_the_server_repeats_is_in_no_error(status: int) -> None:
 
 
 def test_an_address_with_a_password_is_refused_since_results_name_it() -> None:
-    with pytest.raises(ValueError, match="without a user or password") as caught:
+    with pytest.raises(ValueError, match="without a user, password or query") as caught:
         Judge("https://me:hunter2@judge/v1", "m")
     assert "hunter2" not in str(caught.value)
 
