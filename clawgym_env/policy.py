@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from renderers.base import Renderer
     from transformers import PreTrainedModel
 
-    from clawgym_env.engine.torch_engine import TorchEngine
+    from clawgym_env.engine.base import Engine
 
 BUILDERS: Mapping[str, str] = MappingProxyType({"tiny": "learners.tiny:build", "smollm2": "learners.smollm2:build"})
 """Policies this project builds itself: name to `build(folder: Path) -> None`."""
@@ -59,8 +59,36 @@ class Policy:
     """What `load_policy(renderer=...)` makes this renderer from; None where `renderer` was made by hand."""
     epoch: int = 0
     """Counts every change of the weights and is never set back: what cached keys and values are dated by."""
-    sampler: ReferenceType[TorchEngine] | None = field(default=None, repr=False)
-    """The open embedded engine, of which a policy has one at most: an update through another would not be seen."""
+    sampler: ReferenceType[Engine] | None = field(default=None, repr=False)
+    """The open engine, of which a policy has one at most: an update through another would not be seen."""
+
+    def claim(self, engine: Engine) -> None:
+        """Make `engine` the one that samples from this policy.
+
+        Raises:
+            EngineError: another one is open.
+        """
+        self.check_sole(engine)
+        self.sampler = ReferenceType(engine)
+
+    def check_sole(self, engine: Engine) -> None:
+        """Check that no other engine samples from this policy.
+
+        Raises:
+            EngineError: another one is open.
+        """
+        other = None if self.sampler is None else self.sampler()
+        if other is not None and other is not engine:
+            raise EngineError(
+                f"Expected one open engine over the policy {self.name!r}, got a second: it would not see the updates "
+                "of the first. Share the first (make the environment with engine=learner.engine() instead of "
+                "policy=learner.policy, or the learner with engine=...), or close it before."
+            )
+
+    def release(self, engine: Engine) -> None:
+        """Let another engine have it. Idempotent."""
+        if self.sampler is not None and self.sampler() is engine:
+            self.sampler = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +127,7 @@ def load_policy(
     if spec == BYTES:
         raise EngineError(f"Expected a policy with weights, got {BYTES!r}, which is a tokenizer only.")
     text = load_text(spec, cache=cache, renderer=renderer)
+    require_package("torch", "transformers")
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -127,7 +156,6 @@ def load_text(spec: str | Path, *, cache: Path, renderer: str | None = None) -> 
         PolicyNotBuilt, EngineError: as `load_policy`.
     """
     if spec == BYTES:
-    require_package("torch", "transformers")
         return _bytes_text()
     folder = policy_folder(spec, cache)
     if spec in BUILDERS and not (folder / _NOTE).is_file():
@@ -183,13 +211,7 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
     """
     folder = Path(folder)
     with _replacing(folder) as fresh:
-        module: Any = policy.module
-        if hasattr(module, "merge_and_unload"):
-            from copy import deepcopy
-
-            module = deepcopy(module).merge_and_unload()
-        with _no_progress_bars():
-            module.save_pretrained(fresh, safe_serialization=True)
+        _save_weights(policy, fresh)
         policy.tokenizer.save(fresh)
         kind = _renderer_kind(policy)
         template = chat_template.CHATML if kind == "chatml" else _own_template(policy)
@@ -198,6 +220,28 @@ def save_policy(policy: Policy, folder: str | Path) -> Path:
         note = {"name": policy.name, "renderer": kind, "context_length": policy.context_length}
         (fresh / _NOTE).write_text(json.dumps(note, indent=2) + "\n", encoding="utf-8")
     return folder
+
+
+def save_weights(policy: Policy, folder: Path) -> None:
+    """Write weights and config alone, as of `save_policy`, for a server that has the tokenizer already."""
+    with _replacing(folder) as fresh:
+        _save_weights(policy, fresh)
+
+
+def merged_module(policy: Policy) -> PreTrainedModel:
+    """Return the policy's module without adapters: merged in a copy where it has some, else the module itself."""
+    module: Any = policy.module
+    if hasattr(module, "merge_and_unload"):
+        from copy import deepcopy
+
+        module = deepcopy(module).merge_and_unload()
+    return cast("PreTrainedModel", module)
+
+
+def _save_weights(policy: Policy, folder: Path) -> None:
+    module: Any = merged_module(policy)
+    with _no_progress_bars():
+        module.save_pretrained(folder, safe_serialization=True)
 
 
 def _renderer_kind(policy: Policy) -> str | None:

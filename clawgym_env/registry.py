@@ -141,13 +141,15 @@ def backend(spec: str | SandboxBackend) -> SandboxBackend:
     return opened
 
 
-def engine(spec: str | Engine, cache: Path | None = None) -> Engine:
+def engine(spec: str | Engine, cache: Path | None = None, *, policy: Policy | None = None) -> Engine:
     """Return an engine: `"scripted:FILE"`, `"torch:POLICY"`, `"vllm:URL"`, an import path of a factory, or as it is.
 
     A running vLLM server is asked for its policy's folder; `"vllm:URL#FOLDER"` names it where it lies elsewhere here.
+    `"vllm:URL,URL"` are servers of one policy; options as of `VllmSettings`: `"vllm:URL?max_concurrency=64"`.
 
     Args:
         cache: where built policies are kept; the user's own cache by default.
+        policy: under training: what is sampled from is this one, and `update_weights` reaches it (torch and vllm).
     """
     if not isinstance(spec, str):
         return spec
@@ -156,14 +158,22 @@ def engine(spec: str | Engine, cache: Path | None = None) -> Engine:
         scripted: Engine = load("clawgym_env.engine.scripted:scripted_from_file")(Path(rest))
         return scripted
     if kind == "torch":
-        return policy_engine(rest, cache or cache_dir())
+        return policy_engine(policy or rest, cache or cache_dir())
     if kind == "vllm":
-        url, _, folder = rest.partition("#")
-        served: Engine = load("clawgym_env.engine.vllm:VllmEngine").connect(
-            url, cache=cache or cache_dir(), policy=folder or None
-        )
-        return served
+        return _vllm_engine(rest, cache or cache_dir(), policy)
     made: Engine = _resolve("engine", spec, {"scripted:FILE": "", "torch:POLICY": "", "vllm:URL": ""})()
+    return made
+
+
+def _vllm_engine(spec: str, cache: Path, policy: Policy | None) -> Engine:
+    """Return the engine over servers: URL[,URL...][?option=value&...][#FOLDER]."""
+    servers, _, folder = spec.partition("#")
+    urls, _, query = servers.partition("?")
+    settings = load("clawgym_env.engine.vllm:VllmSettings")
+    options = settings(**_options("engine 'vllm'", settings, query))
+    made: Engine = load("clawgym_env.engine.vllm:VllmEngine").connect(
+        urls, cache=cache, policy=policy or folder or None, settings=options
+    )
     return made
 
 

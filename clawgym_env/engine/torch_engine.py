@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from random import Random
 from typing import TYPE_CHECKING, Literal
-from weakref import ref
 
 import numpy as np
 import torch
@@ -103,8 +102,7 @@ class TorchEngine:
         """
         self._policy = policy
         self._decoder = Decoder(policy.module)
-        self._check_sole()
-        policy.sampler = ref(self)
+        policy.claim(self)
         self._epoch = policy.epoch
         self._kv = KVCache(self._decoder.shape)
         bytes_per_token = self._decoder.shape.bytes_per_token
@@ -169,7 +167,7 @@ class TorchEngine:
         Raises:
             EngineError: this engine is closed and another one samples from the policy now.
         """
-        self._check_sole()
+        self._policy.check_sole(self)
         with self._update_lock, self._held():
             try:
                 apply()
@@ -198,7 +196,7 @@ class TorchEngine:
             self._changed.notify_all()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
-        self._release()
+        self._policy.release(self)
 
     def _sequence(self, prompt_token_ids: Sequence[int] | TokenIds, sampling: SamplingParams) -> _Sequence:
         prompt = np.array(prompt_token_ids, dtype=np.int32)
@@ -216,19 +214,6 @@ class TorchEngine:
         return _Sequence(
             prompt, sampling, min(sampling.max_tokens, room), Random(sampling.seed), loop, loop.create_future()
         )
-
-    def _check_sole(self) -> None:
-        other = self._policy.sampler() if self._policy.sampler is not None else None
-        if other is not None and other is not self:
-            raise EngineError(
-                f"Expected one open engine over the policy {self._policy.name!r}, got a second: it would not see the "
-                "updates of the first. Share the first (make the environment with engine=learner.engine() instead of "
-                "policy=learner.policy, or the learner with engine=...), or close it before."
-            )
-
-    def _release(self) -> None:
-        if self._policy.sampler is not None and self._policy.sampler() is self:
-            self._policy.sampler = None
 
     def _forget_older(self) -> None:
         """Drop what was computed with other weights than the present ones."""
@@ -421,7 +406,7 @@ class TorchEngine:
             _resolve(sequence, EngineError(f"Expected an answer, but {reason}."))
         self._prefix.clear()
         self._kv = KVCache(self._decoder.shape)
-        self._release()  # here too: an engine that died is never closed by some
+        self._policy.release(self)  # here too: an engine that died is never closed by some
 
 
 def _slot(sequence: _Sequence) -> Slot:

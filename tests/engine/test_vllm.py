@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import io
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,7 +16,8 @@ from model_families import FAMILIES, write_folder
 
 from clawgym_env import registry
 from clawgym_env.engine.base import Engine, Generation, SamplingParams
-from clawgym_env.engine.vllm import UpdateNotSupported, VllmEngine
+from clawgym_env.engine.vllm import VllmEngine, VllmSettings
+from clawgym_env.engine.vllm.errors import UpdateNotSupported
 from clawgym_env.errors import ContextOverflow, EngineError
 
 
@@ -30,7 +33,7 @@ def server(folder: Path) -> Iterator[FakeVllm]:
 
 
 def connected(server: FakeVllm) -> VllmEngine:
-    return VllmEngine.connect(server.url, cache=Path("nowhere"))
+    return VllmEngine.connect(server.url, cache=Path("nowhere"), settings=VllmSettings(reconnect_s=0.2))
 
 
 def ask(engine: VllmEngine, prompt: list[int] | None = None, **sampling: float) -> Generation:
@@ -72,7 +75,9 @@ def test_ids_go_in_and_ids_with_log_probabilities_come_out(server: FakeVllm) -> 
         "stop_token_ids": sorted(engine.renderer.get_stop_token_ids()),
         "ignore_eos": True,
         "logprobs": 0,
+        "routed_experts_prompt_start": 2,
     }
+    assert "cache_salt" not in body
 
 
 @pytest.mark.parametrize(("finish", "expected"), [("length", "length"), ("abort", "abort"), ("error", "abort")])
@@ -103,7 +108,7 @@ def test_a_server_that_tells_raw_log_probabilities_is_refused_with_the_flag(serv
 
 
 def test_no_server_is_an_error_that_says_how_to_start_one() -> None:
-    with pytest.raises(EngineError, match="vllm serve"):
+    with pytest.raises(EngineError, match="clawgym serve"):
         VllmEngine.connect("http://127.0.0.1:9", cache=Path("nowhere"))
 
 
@@ -119,6 +124,24 @@ def test_a_server_that_does_not_tell_its_window_is_refused(server: FakeVllm) -> 
     server.window = None
     with pytest.raises(EngineError, match="window"):
         connected(server)
+
+
+def experts(array: np.ndarray) -> str:
+    """Encode an array as vLLM does."""
+    data = io.BytesIO()
+    np.save(data, array.astype(np.uint8))
+    return base64.b64encode(data.getvalue()).decode()
+
+
+def test_the_experts_of_every_sampled_token_are_kept(server: FakeVllm) -> None:
+    chosen = np.arange(24).reshape(3, 4, 2)
+    body = reply([7, 8, 9], finish="length")
+    body["choices"][0]["routed_experts"] = experts(chosen)
+    server.answer = lambda asked: body
+    generation = ask(connected(server))
+    assert generation.routed_experts is not None
+    assert generation.routed_experts.dtype == np.int16
+    assert (generation.routed_experts == chosen).all()
 
 
 def _spoilt(change: Callable[[Body], None]) -> Callable[[int], Body]:
@@ -141,6 +164,8 @@ BAD: dict[str, Callable[[int], Body | int]] = {
     "weights changed in the middle": _spoilt(
         lambda choice: choice.update(weight_versions=[{"version": v, "start": 0, "end": 1} for v in "ab"])
     ),
+    "experts of fewer tokens": _spoilt(lambda choice: choice.update(routed_experts=experts(np.zeros((1, 2, 2))))),
+    "experts that are no array": _spoilt(lambda choice: choice.update(routed_experts="AAAA")),
     "no ids": _spoilt(lambda choice: choice.pop("token_ids")),
     "no choice": lambda stop: {"choices": []},
     "no body of this kind": lambda stop: {"object": "error"},
@@ -160,7 +185,7 @@ def test_an_answer_that_breaks_the_contract_is_an_engine_error(server: FakeVllm,
 def test_a_lost_server_is_an_engine_error(folder: Path) -> None:
     with serving(FakeVllm(str(folder), lambda body: 500)) as server:
         engine = connected(server)
-    with pytest.raises(EngineError, match="ConnectError"):
+    with pytest.raises(EngineError, match="back"):
         ask(engine)
 
 
@@ -195,7 +220,7 @@ def test_many_calls_are_in_flight_at_once(server: FakeVllm) -> None:
 
 
 def test_weights_are_not_updated_through_it(server: FakeVllm) -> None:
-    with pytest.raises(UpdateNotSupported, match=r"learner\.engine"):
+    with pytest.raises(UpdateNotSupported, match="policy=policy"):
         connected(server).update_weights(lambda: None)
 
 
@@ -213,7 +238,7 @@ def test_pause_and_resume_need_the_servers_development_routes(server: FakeVllm) 
     server.dev_mode = True
     server.controls.clear()
     asyncio.run(run())
-    assert server.controls == ["/pause?mode=keep", "/resume"]
+    assert server.controls == ["/pause?mode=keep&clear_cache=false", "/resume"]
 
 
 def test_a_closed_engine_answers_no_more(server: FakeVllm) -> None:
