@@ -86,7 +86,6 @@ def load(import_path: str) -> Any:
         raise UsageError(f"Expected an import path 'package.module:attribute', got {import_path!r}.")
     try:
         return getattr(importlib.import_module(module), attribute)
-    except AttributeError as error:
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if missing in EXTRA_OF:
@@ -94,6 +93,7 @@ def load(import_path: str) -> Any:
         if f"{module}.".startswith(f"{missing}."):
             raise UsageError(f"Expected a module {module!r}, got none. Is its folder in PYTHONPATH?") from error
         raise
+    except AttributeError as error:
         raise UsageError(f"Expected {attribute!r} in {module}, got: {error}.") from error
 
 
