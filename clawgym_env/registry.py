@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import os
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -142,10 +143,13 @@ def backend(spec: str | SandboxBackend) -> SandboxBackend:
 
 
 def engine(spec: str | Engine, cache: Path | None = None, *, policy: Policy | None = None) -> Engine:
-    """Return an engine: `"scripted:FILE"`, `"torch:POLICY"`, `"vllm:URL"`, an import path of a factory, or as it is.
+    """Return an engine: `"scripted:FILE"`, `"torch:POLICY"`, `"vllm:URL"`, `"openai:URL#MODEL"`, an import path of a
+    factory, or as it is.
 
     A running vLLM server is asked for its policy's folder; `"vllm:URL#FOLDER"` names it where it lies elsewhere here.
     `"vllm:URL,URL"` are servers of one policy; options as of `VllmSettings`: `"vllm:URL?max_concurrency=64"`.
+    A model behind an API is for evaluation only; its key is taken from `CLAWGYM_RELAY_API_KEY`, options follow a
+    question mark: `"openai:https://host/v1#some-model?context_length=200000"`.
 
     Args:
         cache: where built policies are kept; the user's own cache by default.
@@ -161,7 +165,10 @@ def engine(spec: str | Engine, cache: Path | None = None, *, policy: Policy | No
         return policy_engine(policy or rest, cache or cache_dir())
     if kind == "vllm":
         return _vllm_engine(rest, cache or cache_dir(), policy)
-    made: Engine = _resolve("engine", spec, {"scripted:FILE": "", "torch:POLICY": "", "vllm:URL": ""})()
+    if kind == "openai":
+        return _relay(rest)
+    known = dict.fromkeys(("scripted:FILE", "torch:POLICY", "vllm:URL", "openai:URL#MODEL"), "")
+    made: Engine = _resolve("engine", spec, known)()
     return made
 
 
@@ -188,6 +195,17 @@ def policy_engine(policy: str | Path | Policy, cache: Path) -> Engine:
         loaded = load("clawgym_env.policy:load_policy")(policy, cache=cache)
     made: Engine = load("clawgym_env.engine.torch_engine:TorchEngine")(loaded)
     return made
+
+
+def _relay(spec: str) -> Engine:
+    url, _, rest = spec.partition("#")
+    model, _, query = rest.partition("?")
+    made = load("clawgym_env.engine.relay:RelaySettings")
+    settings = made(**_options(f"engine 'openai:{url}#{model}'", made, query))
+    relay: Engine = load("clawgym_env.engine.relay:RelayEngine").connect(
+        url, model, api_key=os.environ.get(RELAY_API_KEY, ""), settings=settings
+    )
+    return relay
 
 
 def _resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:

@@ -85,7 +85,8 @@ def failure_table() -> str:
 TRUNCATED = frozenset(StopReason) - {StopReason.COMPLETED, StopReason.HARNESS_ERROR}
 """Ended by our budget or our infrastructure, not by the harness."""
 
-Exclusion = Literal["over_branched", "stale", "ungraded"]
+Exclusion = Literal["over_branched", "relayed", "stale", "ungraded"]
+"""Why a rollout is not trained on; relayed: a model behind an API answered."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

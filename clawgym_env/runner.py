@@ -79,6 +79,8 @@ class RolloutRequest:
     seed: int
     attempt: int = 0
     """Counts retries of infrastructure."""
+    repeatable: Callable[[], bool] = lambda: True
+    """Asked before infrastructure is tried again: what somebody outside has begun to answer cannot begin anew."""
 
     def equipment(self, cache: Path) -> Equipment:
         """Return what the sandbox must show beside the task's files.
@@ -425,6 +427,8 @@ def _rollout(request: RolloutRequest, progress: _Progress) -> Rollout:
     exclusion: Exclusion | None = None
     if progress.grade is None:
         exclusion = "ungraded"
+    elif progress.tree.relayed:
+        exclusion = "relayed"
     elif progress.tree.over_branched():
         exclusion = "over_branched"
     harness_exit = progress.exit

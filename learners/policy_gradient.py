@@ -263,6 +263,8 @@ class PolicyGradientLearner(ABC):
         """
         if not rollout.graded:
             return "ungraded"
+        if rollout.tree.relayed:
+            return "relayed"
         if rollout.exclusion not in (None, "over_branched"):
             return rollout.exclusion
         return "over_branched" if rollout.tree.over_branched(self.selection) else None

@@ -80,8 +80,10 @@ def trained_rows(rollout: Rollout, selection: Selection) -> tuple[TokenRow, ...]
     """Return the rows of a rollout that train something, each cut after its last trained token.
 
     Raises:
-        ValueError: a trained call was sampled in a way whose log-probabilities cannot be recomputed.
+        ValueError: the rollout was relayed, or a trained call was sampled in a way whose log-probabilities cannot be
+            recomputed.
     """
+    refuse_relayed(rollout)
     rows = []
     for row in rollout.tree.rows(selection):
         trained = np.flatnonzero(row.loss_mask)
@@ -101,6 +103,15 @@ def trained_rows(rollout: Rollout, selection: Selection) -> tuple[TokenRow, ...]
             )
         )
     return tuple(rows)
+
+
+def refuse_relayed(rollout: Rollout) -> None:
+    """Raise ValueError where an API model answered: the ids of such a rollout are nobody's."""
+    if rollout.tree.relayed:
+        raise ValueError(
+            f"Expected rollouts of a policy of ours, got {rollout.id!r}, which was relayed to {rollout.policy!r}: no "
+            "token ids of that model are known. Leave out rollouts with exclusion 'relayed'."
+        )
 
 
 def _require_trainable(rollout: Rollout, index: int) -> None:

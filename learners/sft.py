@@ -18,6 +18,7 @@ from clawgym_env.rollout import Rollout
 from clawgym_env.trace.prefix_tree import Selection
 from clawgym_env.trace.store import RolloutStore
 from learners.cold_start import Batch, Example, batches, train
+from learners.rows import refuse_relayed
 
 
 def finetune(
@@ -45,7 +46,7 @@ def finetune(
         on_step: called with (step, loss).
 
     Raises:
-        ValueError: nothing to learn from, or rollouts of another tokenizer.
+        ValueError: nothing to learn from, or rollouts of another tokenizer or of an API model.
     """
     examples = examples_of(rollouts, min_reward=min_reward, selection=selection)
     if not examples:
@@ -85,18 +86,22 @@ def examples_of(
     min_reward: float = 0.0,
     selection: Selection = Selection(),
 ) -> list[Example]:
-    """Return the token paths of graded rollouts of `min_reward` or more; over-branched and stale ones are left out."""
+    """Return the token paths of graded rollouts of `min_reward` or more; over-branched and stale ones are left out.
+
+    Raises:
+        ValueError: a rollout was relayed to an API model, whose tokens are not known.
+    """
     if isinstance(rollouts, str | Path):
         with RolloutStore(rollouts, read_only=True) as store:
             return examples_of(store, min_reward=min_reward, selection=selection)
     found = rollouts.rollouts() if isinstance(rollouts, RolloutStore) else rollouts
-    chosen = (rollout for rollout in found if rollout.trainable and rollout.reward >= min_reward)
-    return [
-        Example(row.token_ids, row.loss_mask)
-        for rollout in chosen
-        for row in rollout.tree.rows(selection)
-        if row.loss_mask.any()
-    ]
+    examples = []
+    for rollout in found:
+        refuse_relayed(rollout)
+        if rollout.trainable and rollout.reward >= min_reward:
+            rows = rollout.tree.rows(selection)
+            examples += [Example(row.token_ids, row.loss_mask) for row in rows if row.loss_mask.any()]
+    return examples
 
 
 def _epochs(examples: list[Example], batch_size: int, rng: np.random.Generator) -> Iterator[Batch]:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from clawgym_env.engine.base import SamplingParams, VersionSpan
+from clawgym_env.engine.base import ApiUsage, SamplingParams, VersionSpan
 from clawgym_env.engine.scripted import Script, ScriptedEngine
 from clawgym_env.grading.base import Grade
 from clawgym_env.policy import Policy
@@ -149,7 +149,7 @@ def check_learner(make: Callable[[Policy], Learner], *, batch: Sequence[Rollout]
     assert engine.policy_version > version, "weights change within Engine.update_weights only, which counts"
 
     after, version = _parameters(learner), engine.policy_version
-    left_out = [_replaced(rollout, exclusion) for rollout in batch for exclusion in ("stale", "ungraded")]
+    left_out = [_replaced(rollout, exclusion) for rollout in batch for exclusion in ("relayed", "stale", "ungraded")]
     for nothing in ([], left_out):
         learner.update(nothing)
         same = [torch.equal(a, b) for a, b in zip(after, _parameters(learner), strict=True)]
@@ -177,7 +177,9 @@ def _replaced(rollout: Rollout, exclusion: Exclusion) -> Rollout:
     import dataclasses
 
     grade = None if exclusion == "ungraded" else rollout.grade
-    return dataclasses.replace(rollout, exclusion=exclusion, grade=grade)
+    usage = ApiUsage() if exclusion == "relayed" else None
+    tree = PrefixTree([dataclasses.replace(call, api_usage=usage) for call in rollout.tree])
+    return dataclasses.replace(rollout, exclusion=exclusion, grade=grade, tree=tree)
 
 
 def _through_a_file(learner: Learner) -> Mapping[str, object]:

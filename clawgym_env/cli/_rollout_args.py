@@ -28,7 +28,8 @@ class CommonRolloutArgs:
     policy: str = DEFAULT_POLICY
     """tiny, smollm2 or a Hugging Face folder."""
     engine: str | None = None
-    """"scripted:FILE", "vllm:URL" or an import path, instead of the policy."""
+    """"scripted:FILE", "vllm:URL", "openai:URL#MODEL" (for evaluation; its key is taken from CLAWGYM_RELAY_API_KEY) or
+    an import path, instead of the policy."""
     sandbox: str = "local"
     judge: str | None = None
     """URL#MODEL of the OpenAI-compatible server that answers rubrics; its key is taken from CLAWGYM_JUDGE_API_KEY."""

@@ -23,7 +23,8 @@ class ProxyArgs:
     """What answers, and where."""
 
     engine: str
-    """"scripted:FILE", "torch:POLICY" (tiny, smollm2 or a folder), "vllm:URL" or an import path."""
+    """"scripted:FILE", "torch:POLICY" (tiny, smollm2 or a folder), "vllm:URL", "openai:URL#MODEL" (relayed; its key is
+    taken from CLAWGYM_RELAY_API_KEY) or an import path."""
     port: int = 8080
     """Where harnesses connect; 0 takes a free one."""
     host: str = "127.0.0.1"

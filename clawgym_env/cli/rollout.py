@@ -66,12 +66,12 @@ def report(rollout: Rollout, *, verbose: bool = False) -> str:
     Args:
         verbose: with the tree and what harness and grader printed.
     """
-    tree, timing = rollout.tree, rollout.timing
+    tree, timing, usage = rollout.tree, rollout.timing, rollout.tree.usage
     phases = " ".join(f"{name} {seconds:.1f}" for name, seconds in timing.items() if name != "total")
     lines = [
         f"{rollout.task_id}  {rollout.harness}  {grade_line(rollout)}",
         f"  calls {len(tree)}  kept trajectories {len(tree.trajectories())}  "
-        f"tokens {tree.num_prompt_tokens} prompt + {tree.num_completion_tokens} sampled  "
+        f"tokens {usage.prompt_tokens} prompt + {usage.completion_tokens} sampled  "
         f"time {timing.get('total', 0.0):.1f} s ({phases})",
     ]
     if rollout.exclusion is not None:

@@ -68,6 +68,7 @@ def reset_info(draw: Draw, harness: HarnessAdapter) -> Info:
 def final_info(rollout: Rollout) -> Info:
     """Return the info of a finished rollout. Numbers keep one type each: Gymnasium batches by the first one's."""
     components = rollout.grade.components if rollout.grade is not None else {}
+    usage = rollout.tree.usage
     return {
         "task_id": rollout.task_id,
         "harness": rollout.harness,
@@ -79,8 +80,8 @@ def final_info(rollout: Rollout) -> Info:
         "reward_components": {name: float(value) for name, value in components.items()},
         "num_calls": len(rollout.tree),
         "num_trajectories": len(rollout.tree.trajectories()),
-        "num_prompt_tokens": rollout.tree.num_prompt_tokens,
-        "num_completion_tokens": rollout.tree.num_completion_tokens,
+        "num_prompt_tokens": usage.prompt_tokens,
+        "num_completion_tokens": usage.completion_tokens,
         "policy_version": min((call.policy_version for call in rollout.tree.calls), default=0),
         "timing": {name: float(value) for name, value in rollout.timing.items()},
     }

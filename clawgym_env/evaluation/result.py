@@ -41,6 +41,7 @@ class TaskResult(_Frozen):
     calls: tuple[int, ...]
     """Model calls."""
     prompt_tokens: tuple[int, ...]
+    """Shared ones counted once; of an API model as the API counted them, whole prompts."""
     sampled_tokens: tuple[int, ...]
     judge_calls: tuple[int, ...]
     """Answered requests to the judge, those answered before left out."""
@@ -138,8 +139,8 @@ def attempt_result(rollout: Rollout, *, category: str, harness: str) -> TaskResu
         stop_reasons=(rollout.stop_reason.value,),
         components=(components,),
         calls=(len(tree),),
-        prompt_tokens=(tree.num_prompt_tokens,),
-        sampled_tokens=(tree.num_completion_tokens,),
+        prompt_tokens=(tree.usage.prompt_tokens,),
+        sampled_tokens=(tree.usage.completion_tokens,),
         judge_calls=(usage.calls,),
         judge_tokens=(usage.prompt_tokens + usage.completion_tokens,),
         seconds=(rollout.timing.get("total", 0.0),),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from clawgym_env._version import __version__
 from clawgym_env.cache import cache_dir
-from clawgym_env.engine.base import Engine, SamplingParams
+from clawgym_env.engine.base import Engine, RelayingEngine, SamplingParams
 from clawgym_env.envs.sampler import Draw, derived_seed
 from clawgym_env.envs.service import DEFAULT_POLICY, DEFAULT_TASKS, HarnessLike, RolloutService, SandboxLike
 from clawgym_env.evaluation.report import write_results
@@ -227,6 +227,8 @@ def _policy_label(policy: str | Path | Policy | None, engine: str | Engine | Non
     if engine is not None:
         if isinstance(engine, str):
             return engine
+        if isinstance(engine, RelayingEngine):
+            return engine.name
         return f"{_qualified_name(engine)}, version {engine.policy_version}"
     if policy is None or isinstance(policy, str | Path):
         return str(policy or DEFAULT_POLICY)

@@ -20,7 +20,7 @@ from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from clawgym_env.engine.base import CALL_IN_HAND, CallInHand, Engine, Generation, SamplingParams
+from clawgym_env.engine.base import CALL_IN_HAND, CallInHand, Engine, Generation, RelayingEngine, SamplingParams
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, Message, ToolCall
 from clawgym_env.proxy.wire import write_json
@@ -62,6 +62,8 @@ USUAL_CHARS_PER_TOKEN = 4
 PARSER_TAIL = 256
 """How many prompt ids a reply parser gets: enough for the last turn's header and a prefilled channel."""
 GENERATE_ATTEMPTS = 2
+VERDICT_S = 10.0
+"""How long a relayed call keeps the headers of its stream back: by then an API has said whether the prompt fits."""
 
 
 class SessionClosed(ClawGymError):
@@ -159,6 +161,7 @@ class RolloutSession:
         self.requests: deque[RequestRecord] = deque(maxlen=REQUEST_LOG)
         """The latest requests, for the log."""
         self._engine = engine
+        self._relay = engine if isinstance(engine, RelayingEngine) else None
         self._sampling = sampling
         self._limits = limits
         self._seed = seed
@@ -348,7 +351,7 @@ class RolloutSession:
         self._require_open()
         async with self._building:
             prepared = await self._prepare(request, headers, arrived_s=self._clock(), size=size)
-        return len(prepared.prompt_token_ids)
+        return self._num_prompt_tokens(prepared)
 
     async def settle(self, *, quiet_s: float = 0.2, timeout_s: float = 10.0) -> PrefixTree:
         """End the session when nothing is pending and nothing has happened for `quiet_s`, at most `timeout_s` from now.
@@ -424,20 +427,24 @@ class RolloutSession:
     ) -> Completion:
         async with self._building:  # the builder is no concurrent structure, and prepare may run on a thread
             prepared = await self._prepare(call.request, headers, arrived_s=arrived_s, size=size)
-        prompt_tokens = len(prepared.prompt_token_ids)
+        prompt_tokens = self._num_prompt_tokens(prepared)
         window = self.context_length - prompt_tokens
+        if self._relay is not None:
+            window = self.context_length  # what fits is for the API to say
         if window < 1:
             raise ContextOverflow(prompt_tokens, self.context_length)
-        self._counters.overflows_in_a_row = 0
-        call.rendered.set_result(prompt_tokens)
         sampling = self._call_sampling(call.request, prepared, window)
         CALL_IN_HAND.set(self._in_hand(call, prepared))
-        generation = await self._generate(prepared, sampling)
+        with self._accepting(call, prompt_tokens):
+            generation = await self._generate(prepared, sampling)
         generated_s = self._clock()
+        completion = self._complete(call, prepared, generation)
+        self._accept(call, completion.prompt_tokens)
         budget = call.request.max_tokens
         allowed = self._sampling.max_tokens if budget is None else min(self._sampling.max_tokens, budget)
-        self.window_cut = generation.finish_reason == "length" and window < allowed
-        completion = self._complete(call, prepared, generation)
+        self.window_cut = generation.finish_reason == "length" and (
+            window < allowed if generation.relayed is None else completion.completion_tokens < allowed
+        )
         async with self._building:
             call.index = self._builder.commit(
                 prepared,
@@ -449,7 +456,7 @@ class RolloutSession:
             )
         self._counters.calls += 1
         self._counters.rewritten += call.request.rewritten
-        self._counters.sampled_tokens += len(generation.token_ids)
+        self._counters.sampled_tokens += completion.completion_tokens
         if self._on_call is not None:
             try:
                 await self._on_call(self._builder.call(call.index))
@@ -458,6 +465,29 @@ class RolloutSession:
                     f"The rollout store did not take a call: {type(error).__name__}: {error}. Look at its disk."
                 ) from error
         return completion
+
+    @contextmanager
+    def _accepting(self, call: PendingCall, prompt_tokens: int) -> Iterator[None]:
+        """Accept a call that the engine is asked for: at once, or where an API judges the prompt, when that is over."""
+        if self._relay is None:
+            self._accept(call, prompt_tokens)
+            yield
+            return
+        verdict = asyncio.get_running_loop().call_later(VERDICT_S, self._accept, call, prompt_tokens)
+        try:
+            yield
+        finally:
+            verdict.cancel()
+
+    def _accept(self, call: PendingCall, prompt_tokens: int) -> None:
+        """Let a client have its headers: the prompt fits. Idempotent."""
+        if not call.rendered.done():
+            self._counters.overflows_in_a_row = 0
+            call.rendered.set_result(prompt_tokens)
+
+    def _num_prompt_tokens(self, prepared: PreparedCall) -> int:
+        ids = prepared.prompt_token_ids
+        return len(ids) if self._relay is None else self._relay.estimated_tokens(ids)
 
     async def _prepare(
         self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float, size: int
@@ -503,7 +533,7 @@ class RolloutSession:
     async def _generate(self, prepared: PreparedCall, sampling: SamplingParams) -> Generation:
         """Ask the engine, a second time when the first fails: the client may already have its headers."""
         failure = EngineError("The engine was not asked.")
-        for _ in range(GENERATE_ATTEMPTS):
+        for _ in range(GENERATE_ATTEMPTS if self._relay is None else 1):  # which tries again itself
             try:
                 generation = await self._engine.generate(prepared.prompt_token_ids, sampling)
             except EngineError as error:
@@ -519,17 +549,11 @@ class RolloutSession:
         raise failure
 
     def _complete(self, call: PendingCall, prepared: PreparedCall, generation: Generation) -> Completion:
-        """Parse the sampled turn once; every client that waits gets this."""
-        request = call.request
-        token_ids = generation.token_ids.tolist()
-        prompt_tail = prepared.prompt_token_ids[-PARSER_TAIL:].tolist()
-        reply = parse_reply(self._engine.renderer, token_ids, request.tools, prompt_tail)
-        content, stop_sequence = cut_at_stop(reply.content, request.stop)
-        pairs = reply.tool_calls if stop_sequence is None else ()
-        calls = tuple(
-            ToolCall("call" + self._mint(call.id.encode(), b"%d" % i), name, arguments)
-            for i, (name, arguments) in enumerate(pairs)
-        )
+        """Read the turn once; every client that waits gets this."""
+        request, relayed = call.request, generation.relayed
+        said = self._parsed(call, prepared, generation) if relayed is None else relayed.message
+        content, stop_sequence = cut_at_stop(said.content, request.stop)
+        calls = said.tool_calls if stop_sequence is None else ()
         finish: FinishReason = generation.finish_reason
         if stop_sequence is not None:
             finish = "stop"
@@ -539,13 +563,23 @@ class RolloutSession:
             id=call.id,
             model=request.model,
             content=content,
-            reasoning=reply.reasoning,
+            reasoning=said.reasoning,
             tool_calls=calls,
             finish_reason=finish,
-            prompt_tokens=len(prepared.prompt_token_ids),
-            completion_tokens=len(token_ids),
+            prompt_tokens=len(prepared.prompt_token_ids) if relayed is None else relayed.usage.prompt_tokens,
+            completion_tokens=len(generation.token_ids) if relayed is None else relayed.usage.completion_tokens,
             stop_sequence=stop_sequence,
         )
+
+    def _parsed(self, call: PendingCall, prepared: PreparedCall, generation: Generation) -> Message:
+        """Return what was sampled as a message, its tool calls under ids of ours."""
+        prompt_tail = prepared.prompt_token_ids[-PARSER_TAIL:].tolist()
+        reply = parse_reply(self._engine.renderer, generation.token_ids.tolist(), call.request.tools, prompt_tail)
+        calls = tuple(
+            ToolCall("call" + self._mint(call.id.encode(), b"%d" % i), name, arguments)
+            for i, (name, arguments) in enumerate(reply.tool_calls)
+        )
+        return Message("assistant", reply.content, reply.reasoning, calls)
 
     def _spent_budget(self) -> StopReason | None:
         if self._spent is not None:

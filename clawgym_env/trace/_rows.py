@@ -14,13 +14,13 @@ from typing import TypeAlias, Union
 
 import numpy as np
 
-from clawgym_env.engine.base import SamplingParams, VersionSpan
+from clawgym_env.engine.base import ApiUsage, SamplingParams, VersionSpan
 from clawgym_env.grading.base import Grade, JudgeUsage
 from clawgym_env.rollout import Rollout, StopReason
-from clawgym_env.trace.calls import CallTiming, ModelCall
+from clawgym_env.trace.calls import CallTiming, ModelCall, pack_array, unpack_array
 from clawgym_env.trace.prefix_tree import PrefixTree
 
-SCHEMA_VERSION = "3"
+SCHEMA_VERSION = "4"
 SCHEMA = f"""
 BEGIN;
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -32,6 +32,7 @@ CREATE TABLE calls (
     sampling TEXT NOT NULL, finish_reason TEXT NOT NULL, kind TEXT NOT NULL, state TEXT NOT NULL,
     dialect TEXT NOT NULL, drift_reason TEXT, request_hash TEXT NOT NULL, role_hash TEXT NOT NULL,
     starved INTEGER NOT NULL, arrived_s REAL NOT NULL, generated_s REAL NOT NULL, delivered_s REAL,
+    api_prompt_tokens INTEGER, api_completion_tokens INTEGER, routed_experts BLOB,
     PRIMARY KEY (rollout_id, id)
 );
 CREATE TABLE rollouts (
@@ -51,7 +52,8 @@ CREATE TABLE batches (
 CREATE TABLE cursor (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 COMMIT;
 """
-"""`reward` is NULL without a grade. `batches` holds the order in which an update trains its rollouts."""
+"""`reward` is NULL without a grade, `api_*` unless the call was relayed, `routed_experts` (a NumPy file) unless a mixture
+of experts answered and told. `batches` holds the order in which an update trains its rollouts."""
 
 Cell: TypeAlias = Union[str, bytes, int, float, None]
 Row: TypeAlias = dict[str, Cell]
@@ -169,6 +171,7 @@ def _rollout_row(rollout: Rollout) -> Row:
 
 
 def _call_row(rollout_id: str, call: ModelCall) -> Row:
+    usage = call.api_usage
     spans = np.array([(s.version, s.start, s.end) for s in call.policy_versions], dtype="<i8")
     return {
         "rollout_id": rollout_id,
@@ -193,6 +196,9 @@ def _call_row(rollout_id: str, call: ModelCall) -> Row:
         "arrived_s": call.timing.arrived_s,
         "generated_s": call.timing.generated_s,
         "delivered_s": call.timing.delivered_s,
+        "api_prompt_tokens": None if usage is None else usage.prompt_tokens,
+        "api_completion_tokens": None if usage is None else usage.completion_tokens,
+        "routed_experts": None if call.routed_experts is None else pack_array(call.routed_experts),
     }
 
 
@@ -218,6 +224,10 @@ def _read_call(row: sqlite3.Row) -> ModelCall:
         role_hash=row["role_hash"],
         starved=bool(row["starved"]),
         timing=CallTiming(row["arrived_s"], row["generated_s"], row["delivered_s"]),
+        api_usage=None
+        if row["api_prompt_tokens"] is None
+        else ApiUsage(prompt_tokens=row["api_prompt_tokens"], completion_tokens=row["api_completion_tokens"]),
+        routed_experts=None if row["routed_experts"] is None else unpack_array(row["routed_experts"]),
     )
 
 

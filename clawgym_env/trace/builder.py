@@ -217,6 +217,8 @@ class TreeBuilder:
             role_hash=view.role_hash,
             starved=starved,
             timing=CallTiming(prepared.arrived_s, generated_s, None),
+            api_usage=None if generation.relayed is None else generation.relayed.usage,
+            routed_experts=generation.routed_experts,
         )
         call.validate()
         tool_names = _tool_names(prepared.request)

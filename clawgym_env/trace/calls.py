@@ -9,6 +9,7 @@ what the engine sampled. Bytes stored grow with new tokens only.
 from __future__ import annotations
 
 import base64
+import io
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from clawgym_env.engine.base import Logprobs, SamplingParams, TokenIds, VersionSpan
+from clawgym_env.engine.base import ApiUsage, Logprobs, RoutedExperts, SamplingParams, TokenIds, VersionSpan
 from clawgym_env.messages import Dialect, FinishReason, Json
 
 CallKind = Literal["main", "compaction", "subagent", "auxiliary"]
@@ -68,6 +69,17 @@ class ModelCall:
     starved: bool
     """The client's own budget was under 16 tokens, so the reply is no fair sample."""
     timing: CallTiming
+    api_usage: ApiUsage | None = None
+    """Set where an API model answered, with what the API counted. All ids of such a call are a stand-in's, `logprobs`
+    says nothing, and it is never trained."""
+    routed_experts: RoutedExperts | None = None
+    """Of a mixture of experts: which ones each sampled token was predicted by, shape [n, layers, experts of a token].
+    The context's are not kept: a call's size is that of its new tokens."""
+
+    @property
+    def relayed(self) -> bool:
+        """Whether an API model answered it, and no policy of ours."""
+        return self.api_usage is not None
 
     @property
     def prompt_len(self) -> int:
@@ -105,6 +117,11 @@ class ModelCall:
             raise ValueError(
                 f"Expected one logprob per sampled token of call {self.index}, "
                 f"got {len(self.logprobs)} for {len(self.token_ids)}."
+            )
+        if self.routed_experts is not None and len(self.routed_experts) != len(self.token_ids):
+            raise ValueError(
+                f"Expected the experts of {len(self.token_ids)} tokens of call {self.index}, "
+                f"got {len(self.routed_experts)}."
             )
         end = 0
         for span in self.policy_versions:
@@ -144,11 +161,15 @@ class _StoredCall(BaseModel):
     role_hash: str
     starved: bool
     timing: CallTiming
+    api_usage: ApiUsage | None = None
+    routed_experts: str | None = None
 
 
 def call_to_json(call: ModelCall) -> dict[str, Json]:
     """Return a JSON value that `call_from_json` reads back without loss."""
     values = {name: getattr(call, name) for name in _StoredCall.model_fields if name not in _ARRAYS}
+    if call.routed_experts is not None:
+        values["routed_experts"] = base64.b64encode(pack_array(call.routed_experts)).decode("ascii")
     packed = {name: _pack(getattr(call, name), dtype) for name, dtype in _ARRAYS.items()}
     stored: dict[str, Json] = _StoredCall.model_construct(None, **values, **packed).model_dump(mode="json")
     return stored
@@ -163,7 +184,27 @@ def call_from_json(value: Json) -> ModelCall:
     stored = _StoredCall.model_validate(value)
     values = {name: getattr(stored, name) for name in _StoredCall.model_fields}
     values.update({name: _unpack(values[name], dtype) for name, dtype in _ARRAYS.items()})
+    if stored.routed_experts is not None:
+        values["routed_experts"] = unpack_array(base64.b64decode(stored.routed_experts, validate=True))
     return ModelCall(**values)
+
+
+def pack_array(array: RoutedExperts) -> bytes:
+    """Return an array of any shape as a NumPy file."""
+    data = io.BytesIO()
+    np.save(data, array.astype("<i2", copy=False), allow_pickle=False)
+    return data.getvalue()
+
+
+def unpack_array(data: bytes) -> RoutedExperts:
+    """Read what `pack_array` wrote; the array is read-only.
+
+    Raises:
+        ValueError: it is no such file.
+    """
+    array: RoutedExperts = np.load(io.BytesIO(data), allow_pickle=False).astype(np.int16, copy=False)
+    array.setflags(write=False)
+    return array
 
 
 def _pack(array: npt.NDArray[np.generic], dtype: str) -> str:

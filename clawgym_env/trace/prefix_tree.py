@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from clawgym_env.engine.base import Logprobs, TokenIds
+from clawgym_env.engine.base import ApiUsage, Logprobs, TokenIds
 from clawgym_env.messages import Json
 from clawgym_env.trace.calls import CallKind, ModelCall, call_from_json, call_to_json
 
@@ -22,6 +22,7 @@ Use = Literal["train", "context", "drop"]
 BUCKETS = (
     "trained",
     "context",
+    "relayed",
     "dead",
     "retry",
     "undelivered",
@@ -31,7 +32,7 @@ BUCKETS = (
     "subagent",
     "auxiliary",
 )
-"""Where sampled tokens end. The last four are calls whose kind is dropped."""
+"""Where sampled tokens end; relayed ones are an API model's. The last four are calls whose kind is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class Selection:
 
     def bucket(self, call: ModelCall) -> str:
         """Return what becomes of the sampled tokens of a call: one of `BUCKETS`."""
+        if call.relayed:
+            return "relayed"
         use: Use = getattr(self, call.kind)
         if use == "drop":
             return call.kind
@@ -231,6 +234,11 @@ class PrefixTree:
         return len(main - {self.calls[index].lineage_parent for index in main})
 
     @property
+    def relayed(self) -> bool:
+        """Whether an API model answered any call: then nothing here can be trained."""
+        return any(call.relayed for call in self.calls)
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Prompt tokens over all calls, shared ones counted once."""
         return sum(len(call.delta_token_ids) for call in self.calls)
@@ -239,6 +247,21 @@ class PrefixTree:
     def num_completion_tokens(self) -> int:
         """Sampled tokens over all calls."""
         return sum(len(call.token_ids) for call in self.calls)
+
+    @property
+    def usage(self) -> ApiUsage:
+        """What the calls came to for whoever pays for them.
+
+        Of relayed calls it is what the API counted, whole prompts, however much they share; of a policy's own calls
+        it is `num_prompt_tokens` and `num_completion_tokens`.
+        """
+        if not self.relayed:
+            return ApiUsage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_completion_tokens)
+        counts = [call.api_usage for call in self.calls if call.api_usage is not None]
+        return ApiUsage(
+            prompt_tokens=sum(count.prompt_tokens for count in counts),
+            completion_tokens=sum(count.completion_tokens for count in counts),
+        )
 
     @property
     def delivered_fraction(self) -> float:
@@ -363,10 +386,13 @@ class PrefixTree:
         return row
 
     def _line(self, call: ModelCall, decode: Callable[[Sequence[int]], str] | None) -> str:
+        length = f"{call.prompt_len}+{len(call.token_ids)}"
+        if call.api_usage is not None:
+            length = f"{call.api_usage.prompt_tokens}+{call.api_usage.completion_tokens} relayed"
         words = [
             f"#{call.index}",
             call.kind if call.state == "live" else f"{call.kind}/{call.state}",
-            f"{call.prompt_len}+{len(call.token_ids)}",
+            length,
             call.finish_reason,
         ]
         if call.starved:

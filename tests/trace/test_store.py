@@ -220,7 +220,7 @@ def test_what_is_no_store_is_named(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / FILE_NAME) as connection:
         connection.execute("UPDATE meta SET value = '0' WHERE name = 'schema_version'")
     connection.close()
-    with pytest.raises(StoreError, match="schema version 3"):
+    with pytest.raises(StoreError, match="schema version 4"):
         RolloutStore(tmp_path)
     (tmp_path / FILE_NAME).write_bytes(b"no database at all" * 100)
     with pytest.raises(StoreError):
