@@ -9,30 +9,34 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 
 import tyro
 
-from clawgym_env.cli import _errors, fidelity, image, proxy, reap, rollout, setup, tasks
-from clawgym_env.cli import eval as evaluation
+from clawgym_env import registry
+from clawgym_env.cli import _errors, doctor
+from clawgym_env.doctor.machine import elsewhere
+from clawgym_env.errors import ClawGymError
 
-COMMANDS: Mapping[str, Callable[..., int | None]] = MappingProxyType(
+COMMANDS: Mapping[str, str] = MappingProxyType(
     {
-        "rollout": rollout.rollout_command,
-        "eval": evaluation.eval_command,
-        "install": setup.install_command,
-        "image": image.image_command,
-        "policy": setup.policy_command,
-        "tasks": tasks.tasks_command,
-        "fidelity": fidelity.fidelity_command,
-        "proxy": proxy.proxy_command,
-        "reap": reap.reap_command,
+        "doctor": "clawgym_env.cli.doctor:doctor_command",
+        "rollout": "clawgym_env.cli.rollout:rollout_command",
+        "eval": "clawgym_env.cli.eval:eval_command",
+        "install": "clawgym_env.cli.setup:install_command",
+        "image": "clawgym_env.cli.image:image_command",
+        "policy": "clawgym_env.cli.setup:policy_command",
+        "tasks": "clawgym_env.cli.tasks:tasks_command",
+        "fidelity": "clawgym_env.cli.fidelity:fidelity_command",
+        "proxy": "clawgym_env.cli.proxy:proxy_command",
+        "reap": "clawgym_env.cli.reap:reap_command",
     }
 )
 INTERRUPTED, TERMINATED = 130, 143
@@ -48,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s", stream=sys.stderr)
     try:
         with _sigterm_interrupts():
-            code = _app().cli(args=argv, prog="clawgym", description=__doc__)
+            return _run(sys.argv[1:] if argv is None else argv) or 0
     except _errors.EXPECTED as error:
         if isinstance(error, BrokenPipeError):
             return _reader_gone()
@@ -59,14 +63,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         print("clawgym: interrupted; everything is closed", file=sys.stderr)
         return TERMINATED if isinstance(interrupt, Terminated) else INTERRUPTED
-    return code or 0
 
 
-def _app() -> tyro.extras.SubcommandApp:
+def _run(argv: Sequence[str]) -> int | None:
+    if (system := platform.system()) != "Linux":  # where most commands cannot even be imported
+        if argv[:1] != ["doctor"]:
+            raise ClawGymError(f"Expected Linux, got {system}. {elsewhere(system)}")
+        return tyro.cli(doctor.doctor_command, args=argv[1:], prog="clawgym doctor")
     app = tyro.extras.SubcommandApp()
     for name, command in COMMANDS.items():
-        app.command(name=name)(command)
-    return app
+        app.command(name=name)(registry.load(command))
+    code: int | None = app.cli(args=argv, prog="clawgym", description=__doc__)
+    return code
 
 
 @contextmanager

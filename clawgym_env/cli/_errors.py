@@ -46,4 +46,6 @@ def _invalid(error: pydantic.ValidationError) -> str:
 def _refused(error: OSError) -> str:
     if error.filename is None:
         return f"Expected this machine to do it, got: {error}. Look at it with: clawgym doctor"
-    return f"Expected to use {str(error.filename)!r}, got: {error.strerror}. Choose another, or look at its permissions."
+    return (
+        f"Expected to use {str(error.filename)!r}, got: {error.strerror}. Choose another, or look at its permissions."
+    )
