@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 TokenIds = npt.NDArray[np.int32]
 Logprobs = npt.NDArray[np.float32]
 RoutedExperts = npt.NDArray[np.int16]
-RoutedExperts = npt.NDArray[np.int16]
 
 
 class SamplingParams(BaseModel):
@@ -94,8 +93,6 @@ class Generation:
     """Contiguous, covering [0, n)."""
     sampling: SamplingParams | None = None
     """How the tokens were drawn, where not as the engine was asked to draw them."""
-    routed_experts: RoutedExperts | None = None
-    """Of a mixture of experts: which ones each token was predicted by, shape [n, layers, experts of a token]."""
     relayed: RelayedReply | None = None
     """Set where an API model answered. Then the ids are a stand-in's, `logprobs` says nothing, and the call is never
     trained."""
