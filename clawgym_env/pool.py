@@ -165,7 +165,8 @@ class RolloutPool:
                 rollout = await runner.run(request)
                 rule = failure_rule(rollout.stop_reason, policy_asked=policy_asked(request, rollout.tree))
                 # A failed grader was tried again by the runner; running the harness again would change the sample.
-                if rollout.stop_reason is StopReason.GRADER_ERROR or request.attempt >= rule.retries:
+                last = rollout.stop_reason is StopReason.GRADER_ERROR or request.attempt >= rule.retries
+                if last or not request.repeatable():
                     break
                 request = dataclasses.replace(request, attempt=request.attempt + 1)
             if self._store is not None:

@@ -17,7 +17,7 @@ from clawgym_env.call_text import arguments_text, object_or_text, recovered_argu
 from clawgym_env.chatml import ChatMLRenderer
 from clawgym_env.errors import EngineError
 from clawgym_env.families import make_family
-from clawgym_env.messages import Message, ToolSpec, well_formed
+from clawgym_env.messages import Message, ToolCall, ToolSpec, well_formed
 from clawgym_env.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ __all__ = [
     "message_dicts",
     "parse_reply",
     "renderer_kind",
+    "same_tokens",
     "tool_dicts",
 ]
 
@@ -198,6 +199,24 @@ def parse_reply(
     return ParsedReply(
         well_formed(content), None if reasoning is None else well_formed(reasoning), tuple(calls), tuple(malformed)
     )
+
+
+def same_tokens(one: Renderer, other: Renderer) -> bool:
+    """Whether two renderers write conversations in the same tokens: tried on one that holds a bit of everything."""
+    call = ToolCall("call1", "write", '{"path": "naïve/第一.py", "text": "for i in range(1024):\\n\\treturn i"}')
+    messages = [
+        Message("system", "You are a careful assistant. Today is the 29th of February."),
+        Message("user", "Écris « Straße » & 東京 into a file, then stop… 🙂"),
+        Message("assistant", "I shall write it.", tool_calls=(call,)),
+        Message("tool", "Wrote 42 bytes.", tool_call_id="call1"),
+    ]
+    tools = [ToolSpec("write", "Writes a file.", {"type": "object", "properties": {"path": {"type": "string"}}})]
+
+    def written(renderer: Renderer) -> tuple[list[int], list[int]]:
+        ids = renderer.render_ids(message_dicts(messages), tools=tool_dicts(tools), add_generation_prompt=True)
+        return ids, renderer.get_stop_token_ids()
+
+    return written(one) == written(other)
 
 
 def _raw_arguments(call: ParsedToolCall) -> str:

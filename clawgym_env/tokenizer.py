@@ -82,6 +82,9 @@ class TextTokenizer:
         forged = "|".join(re.escape(added[i].content) for i in sorted(uncalled))
         self._uncalled = re.compile(forged) if forged else None
         """Finds turn tokens that the vocabulary does not call special, which the library would read in any text."""
+        # The longest first: one special token may begin with another.
+        specials = sorted((added[i].content for i in self._special_ids), key=len, reverse=True)
+        self._specials = re.compile(f"({'|'.join(map(re.escape, specials))})") if specials else None
         self._words = word_ids(self._tokenizer, self._plain_ids)
         self._remembered_ids = functools.lru_cache(maxsize=REMEMBERED_TEXTS)(self._long_ids)
         self.name_or_path = name_or_path
@@ -132,6 +135,15 @@ class TextTokenizer:
             remembered: list[int] = self._remembered_ids(text).tolist()
             return remembered
         return self._literal_ids(text)
+
+    def encode_sampled(self, text: str) -> list[int]:
+        """Return the ids of what a policy wrote: a special token in it is that token, for a policy may sample any."""
+        pieces = [text] if self._specials is None else self._specials.split(text)
+        ids: list[int] = []
+        for position, piece in enumerate(pieces):
+            special = self._tokenizer.token_to_id(piece) if position % 2 else None
+            ids += self.encode_literal(piece) if special is None else [special]
+        return ids
 
     def _long_ids(self, text: str) -> npt.NDArray[np.int32]:
         return np.array(self._literal_ids(text), dtype=np.int32)

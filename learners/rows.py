@@ -116,6 +116,11 @@ def refuse_relayed(rollout: Rollout) -> None:
 
 def _require_trainable(rollout: Rollout, index: int) -> None:
     call = rollout.tree[index]
+    if call.sampling.given:
+        raise ValueError(
+            f"Expected replies that an engine sampled, got call {index} of rollout {rollout.id!r}, whose tokens were "
+            "given by the caller of step. Train on such rollouts by SFT, or sample with RouteCalls or CallEnv.sample."
+        )
     if not call.sampling.trainable:
         raise ValueError(
             f"Expected rollouts sampled with temperature > 0, top_p=1 and top_k=0, got call {index} of rollout "

@@ -8,14 +8,17 @@ one starts nothing and needs nothing installed, and `close` leaves nothing behin
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias, Union
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 from clawgym_env import registry
 from clawgym_env._loop import shared_loop
 from clawgym_env.cache import cache_dir
 from clawgym_env.engine.base import Engine, SamplingParams
+from clawgym_env.envs.arms import DEFAULT_POLICY as DEFAULT_POLICY  # beside the other default
+from clawgym_env.envs.arms import Arms
+from clawgym_env.envs.arms import Policies as Policies
 from clawgym_env.envs.sampler import Draw, GroupSampler
 from clawgym_env.grading.base import GraderLike
 from clawgym_env.grading.judge import Judge, JudgeLike
@@ -37,14 +40,9 @@ HarnessLike: TypeAlias = Union[
     str, HarnessAdapter, Sequence["str | HarnessAdapter"], Mapping["str | HarnessAdapter", float]
 ]
 """A name ("claude-code?bare"), an import path, an adapter, or several to draw from, by weight where a mapping."""
-PolicyLike: TypeAlias = Union[str, Path, "Policy", Engine]
-"""An embedded policy ("tiny", a Hugging Face folder), an engine ("scripted:FILE", an import path), or either, live."""
-Policies: TypeAlias = Union[Mapping[str, PolicyLike], Sequence["str | ServedPolicy"]]
-"""The arms of the action, by name; a `ServedPolicy` brings sampling of its own."""
 SandboxLike: TypeAlias = Union[str, SandboxBackend]
 
 DEFAULT_TASKS = "bundled"
-DEFAULT_POLICY = "tiny"
 JUDGE_CACHE = Path("cache", "judge")
 """In the run directory: what a judge was paid for is not asked again when a run goes on."""
 
@@ -72,10 +70,9 @@ class RolloutService:
         several = [harness] if isinstance(harness, str | HarnessAdapter) else harness
         self.harnesses = tuple(map(registry.adapter, several))
         self._harness_weights = list(several.values()) if isinstance(several, Mapping) else None
-        self._sampling = SamplingParams.model_validate(sampling or {})
-        self._arms = _arms(policy, engine, policies, self._sampling)
-        self._served: dict[int, ServedPolicy] = {}
-        self._own_engines: list[Engine] = []
+        self._arms = Arms(
+            policies, policy=policy, engine=engine, sampling=SamplingParams.model_validate(sampling or {})
+        )
         self._sandbox = sandbox
         self._judge = None if judge is None else Judge.parse(judge)
         if self._judge is not None and run_dir is not None:
@@ -100,7 +97,7 @@ class RolloutService:
     @property
     def policy_names(self) -> tuple[str, ...]:
         """The arms of the action, in order."""
-        return tuple(name for name, _ in self._arms)
+        return self._arms.names
 
     @property
     def harness_names(self) -> tuple[str, ...]:
@@ -175,21 +172,15 @@ class RolloutService:
         Raises:
             PolicyNotBuilt: with the command to run.
         """
-        if policy not in self._served:
-            name, make = self._arms[policy]
-            made = make()
-            if isinstance(made, ServedPolicy):
-                self._served[policy] = made
-            else:
-                engine, own = made
-                if own:
-                    self._own_engines.append(engine)
-                self._served[policy] = ServedPolicy(name, engine, self._sampling)
-        return self._served[policy]
+        return self._arms.served(policy)
 
     def run(self, requests: Sequence[RolloutRequest]) -> list[Rollout]:
         """Run all requests; their rollouts come in the same order. Ctrl-C closes every sandbox, then raises."""
-        return shared_loop().run(self._open().run(requests))
+        return shared_loop().run(self.running(requests))
+
+    def running(self, requests: Sequence[RolloutRequest]) -> Coroutine[Any, Any, list[Rollout]]:
+        """Return what `run` waits for, to be awaited on the shared loop; cancelled, it closes every sandbox."""
+        return self._open().run(requests)
 
     def as_completed(self, requests: Iterable[RolloutRequest]) -> Generator[Rollout, None, None]:
         """Yield rollouts as they finish, drawing requests as slots fall free.
@@ -209,10 +200,8 @@ class RolloutService:
             return
         self.closed = True
         pool, self._pool = self._pool, None
-        engines, self._own_engines = self._own_engines, []
-        if pool is not None or engines:
-            shared_loop().run(_close(pool, engines))
-        self._served.clear()
+        if pool is not None or self._arms.open:
+            shared_loop().run(_close(pool, self._arms))
         if self._store is not None:
             self._store.close()
         if self._judge is not None:
@@ -235,41 +224,6 @@ class RolloutService:
         return self._pool
 
 
-_Arm: TypeAlias = tuple[str, Callable[[], "ServedPolicy | tuple[Engine, bool]"]]
-"""A name, and what makes its engine; True where the service has to close it."""
-
-
-def _arms(
-    policy: str | Path | Policy | None, engine: str | Engine | None, policies: Policies | None, sampling: SamplingParams
-) -> tuple[_Arm, ...]:
-    given = [name for name, value in (("policy", policy), ("engine", engine), ("policies", policies)) if value]
-    if len(given) > 1:
-        raise ValueError(f"Expected one of policy, engine and policies, got {' and '.join(given)}.")
-    if engine is not None:
-        return (_arm(engine if isinstance(engine, str) else "policy", engine),)
-    if policies:
-        if isinstance(policies, Mapping):
-            return tuple(_arm(name, spec) for name, spec in policies.items())
-        return tuple(_arm(spec, spec) if isinstance(spec, str) else _ready(spec) for spec in policies)
-    policy = policy or DEFAULT_POLICY
-    return (_arm(str(policy) if isinstance(policy, str | Path) else "policy", policy, embedded=True),)
-
-
-def _ready(served: ServedPolicy) -> _Arm:
-    return served.name, lambda: served
-
-
-def _arm(name: str, spec: PolicyLike, *, embedded: bool = False) -> _Arm:
-    def make() -> tuple[Engine, bool]:
-        if isinstance(spec, Engine):
-            return spec, False
-        if isinstance(spec, str) and ":" in spec and not embedded:
-            return registry.engine(spec), True
-        return registry.policy_engine(spec, cache_dir()), True
-
-    return name, make
-
-
 async def _next(stream: AsyncIterator[Rollout]) -> Rollout | None:
     return await anext(stream, None)
 
@@ -280,8 +234,7 @@ async def _finish(stream: AsyncIterator[Rollout]) -> None:
         await close()
 
 
-async def _close(pool: RolloutPool | None, engines: Iterable[Engine]) -> None:
+async def _close(pool: RolloutPool | None, arms: Arms) -> None:
     if pool is not None:
         await pool.close()
-    for engine in engines:
-        await engine.close()
+    await arms.close()
