@@ -150,7 +150,7 @@ def load(config: Config) -> Policy:
 
 
 def measure(policy: Policy, shape: Shape, config: Config) -> dict[str, float]:
-    """Time a shape's step in every way, interleaved."""
+    """Time a shape's step in every way, interleaved; and say what part of the saving that FLOPs allow is there."""
     vocab_size = int(policy.module.config.vocab_size)
     ways = packings(shape, config, vocab_size)
     if not config.per_call:
@@ -161,16 +161,17 @@ def measure(policy: Policy, shape: Shape, config: Config) -> dict[str, float]:
             # Packing included: it is part of the step.
             seconds = cpu_seconds(lambda make=make: step(policy, make()))  # type: ignore[misc]
             best[way] = min(best.get(way, seconds), seconds)
-    rows = shape.rows(vocab_size)
-    shared = sharing(rows, ways["forest"]())
-    ideal = shared.ideal_saving(Flops.of(policy.module))
-    saving = best["flat"] / best["forest"]
+            print(f"{way} {seconds:.2f} s", file=sys.stderr, flush=True)
+    flops, forests = Flops.of(policy.module), ways["forest"]()
     result = {f"{way}_cpu_s": seconds for way, seconds in best.items()}
-    result |= {"token_ratio": shared.dedup_ratio, "ideal_saving": ideal, "saving": saving, "share": saving / ideal}
-    if "per_call" in best:
-        calls = shape.calls(vocab_size)
-        result["per_call_token_ratio"] = sum(map(len, calls)) / shared.packed_tokens
-        result["per_call_saving"] = best["per_call"] / best["forest"]
+    others: dict[Way, list[TrainingRow]] = {"flat": shape.rows(vocab_size)}
+    if config.per_call:
+        others["per_call"] = shape.calls(vocab_size)
+    for way, rows in others.items():
+        shared = sharing(rows, forests)
+        ideal, saving = shared.ideal_saving(flops), best[way] / best["forest"]
+        result |= {f"{way}_token_ratio": shared.dedup_ratio, f"{way}_ideal_saving": ideal}
+        result |= {f"{way}_saving": saving, f"{way}_share": saving / ideal}
     return result
 
 

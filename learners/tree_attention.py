@@ -8,7 +8,7 @@ call (into activation checkpoints, too) and nothing is switched on or off around
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from inspect import signature
@@ -210,36 +210,35 @@ class SegmentAttention:
     """
 
     def __init__(self, layout: ForestLayout) -> None:
-        self._segments = layout.segments
+        index = {segment.start: i for i, segment in enumerate(layout.segments)}
+        index[len(layout.end)] = len(layout.segments)
+        self._sizes = [segment.stop - segment.start for segment in layout.segments]
+        self._paths = [
+            [i for start, stop in segment.keys for i in range(index[start], index[stop])] for segment in layout.segments
+        ]
         self._num_keys = max((segment.num_keys for segment in layout.segments), default=0)
-        self._num_queries = min(CHUNK, max((segment.stop - segment.start for segment in layout.segments), default=0))
+        self._num_queries = min(CHUNK, max(self._sizes, default=0))
         self._last_mask: Tensor | None = None
 
     def __call__(self, query: Tensor, key: Tensor, value: Tensor, scale: float | None) -> Tensor:
-        def attend(start: int, stop: int, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
+        def attend(queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
             return F.scaled_dot_product_attention(
-                query[:, :, start:stop],
-                keys,
-                values,
-                attn_mask=mask,
-                is_causal=mask is None,
-                scale=scale,
-                enable_gqa=True,
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
 
+        # Backward of a split joins the gradients; that of a slice would fill all T tokens with zeros, per segment.
+        all_queries, all_keys, all_values = (states.split(self._sizes, dim=2) for states in (query, key, value))
         outputs = []
-        for segment in self._segments:
-            keys, values = (_gather(states, segment.keys) for states in (key, value))
-            start, stop = segment.start, segment.stop
-            above = segment.num_keys - (stop - start)
-            if not above:
-                outputs.append(attend(start, stop, keys, values, None))
+        for queries, path in zip(all_queries, self._paths, strict=True):
+            keys, values = (_joined([parts[i] for i in path]) for parts in (all_keys, all_values))
+            if len(path) == 1:
+                outputs.append(attend(queries, keys, values, None))
                 continue
-            for first in range(start, stop, CHUNK):
-                last = min(first + CHUNK, stop)
-                size = above + last - start
-                mask = self._mask(last - first, size, query)
-                outputs.append(attend(first, last, keys[:, :, :size], values[:, :, :size], mask))
+            seen = keys.shape[2] - queries.shape[2]
+            for chunk in queries.split(CHUNK, dim=2):
+                seen += chunk.shape[2]
+                mask = self._mask(chunk.shape[2], seen, query)
+                outputs.append(attend(chunk, _first(keys, seen), _first(values, seen), mask))
         return torch.cat(outputs, dim=2)
 
     def _mask(self, num_queries: int, num_keys: int, like: Tensor) -> Tensor:
@@ -253,9 +252,12 @@ class SegmentAttention:
         return mask[self._num_queries - num_queries :, self._num_keys - num_keys :]
 
 
-def _gather(states: Tensor, spans: tuple[Span, ...]) -> Tensor:
-    parts = [states[:, :, start:stop] for start, stop in spans]
-    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim=2)
+
+
+def _first(states: Tensor, size: int) -> Tensor:
+    return states if states.shape[2] == size else states[:, :, :size]
 
 
 class FlexAttention:
