@@ -11,7 +11,7 @@ from gymnasium.vector.utils import batch_space
 from hypothesis import given
 from hypothesis import strategies as st
 
-from clawgym_env.spaces import TraceSpace, Unicode
+from clawgym_env.spaces import TokenIds, TraceSpace, Unicode
 from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import PrefixTree
 
@@ -28,8 +28,18 @@ def test_unicode_holds_nothing_but_text() -> None:
         Unicode(-1)
 
 
-@pytest.mark.parametrize("space", [Unicode(1000), Unicode(0), TraceSpace()], ids=repr)
-def test_samples_are_members_and_follow_the_seed(space: Unicode | TraceSpace) -> None:
+def test_token_ids_hold_short_vectors_of_the_vocabulary() -> None:
+    space = TokenIds(10, 3)
+    assert all(space.contains(np.array(ids, dtype=np.int32)) for ids in ([], [0], [9, 0, 9]))
+    assert not any(space.contains(np.array(ids, dtype=np.int32)) for ids in ([10], [-1], [1, 2, 3, 4], [[1]]))
+    assert not any(space.contains(value) for value in ([1], "1", np.array([1]), np.array([1.0], dtype=np.float32)))
+    assert space != TokenIds(10, 4)
+    with pytest.raises(ValueError, match="vocab_size=0"):
+        TokenIds(0, 3)
+
+
+@pytest.mark.parametrize("space", [Unicode(1000), Unicode(0), TokenIds(300, 1000), TraceSpace()], ids=repr)
+def test_samples_are_members_and_follow_the_seed(space: Unicode | TokenIds | TraceSpace) -> None:
     space.seed(5)
     first = [space.sample() for _ in range(20)]
     assert all(space.contains(value) for value in first)
@@ -50,6 +60,11 @@ def test_jsonable_goes_there_and_back() -> None:
     assert trees.to_jsonable(trees.from_jsonable(there)) == there
     assert all(map(trees.contains, trees.from_jsonable(there)))
     assert texts.from_jsonable(json.loads(json.dumps(texts.to_jsonable(["ä☃", ""])))) == ["ä☃", ""]
+    ids = TokenIds(300, 100, seed=3)
+    some_ids = [ids.sample() for _ in range(5)]
+    back = ids.from_jsonable(json.loads(json.dumps(ids.to_jsonable(some_ids))))
+    assert all(map(np.array_equal, back, some_ids))
+    assert all(map(ids.contains, back))
 
 
 def _change(**fields: object) -> Callable[[ModelCall], ModelCall]:
