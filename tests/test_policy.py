@@ -28,7 +28,7 @@ from clawgym_env.engine.base import SamplingParams
 from clawgym_env.engine.torch_engine import TorchEngine
 from clawgym_env.errors import EngineError, PolicyNotBuilt
 from clawgym_env.messages import Message, ToolCall, ToolSpec
-from clawgym_env.policy import Policy, build_policy, load_policy, policy_folder, save_policy
+from clawgym_env.policy import Policy, build_policy, load_policy, load_text, policy_folder, save_policy
 from clawgym_env.rendering import ChatMLRenderer, message_dicts, tool_dicts
 from clawgym_env.tokenizer import byte_tokenizer
 
@@ -259,3 +259,11 @@ def test_smollm2_knows_the_capital_of_france() -> None:
         return policy.tokenizer.decode(generation.token_ids)
 
     assert "Paris" in asyncio.run(ask())
+
+
+def test_the_text_of_bytes_needs_no_file_and_has_no_weights(tmp_path: Path) -> None:
+    text = load_text("bytes", cache=tmp_path)
+    assert text.tokenizer.decode(text.tokenizer.encode("☃")) == "☃"
+    assert text.renderer_kind == "chatml"
+    with pytest.raises(EngineError, match="weights"):
+        load_policy("bytes", cache=tmp_path)

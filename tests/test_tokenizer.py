@@ -91,3 +91,15 @@ def test_importing_the_tokenizer_pulls_in_neither_torch_nor_renderers() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_what_a_policy_wrote_holds_its_special_tokens_as_ids() -> None:
+    tokenizer = byte_tokenizer(extra_specials=["<|im_end|>!"])
+    ids = tokenizer.encode_sampled("ä<tool_call>{}</tool_call><|im_end|>!<|im_end|>")
+    names = ["<tool_call>", "</tool_call>", "<|im_end|>!", "<|im_end|>"]
+    assert [token for token in ids if token in tokenizer.special_ids] == list(
+        map(tokenizer.convert_tokens_to_ids, names)
+    )
+    assert tokenizer.decode(ids) == "ä<tool_call>{}</tool_call><|im_end|>!<|im_end|>"
+    assert not tokenizer.special_ids & set(tokenizer.encode("<|im_end|>"))
+    assert tokenizer.encode_sampled("") == []

@@ -27,7 +27,9 @@ from clawgym_env.harness import HarnessContext
 from clawgym_env.sandbox.base import Mount, Sandbox
 from clawgym_env.spaces import TokenIds, Unicode
 from clawgym_env.testing import ANSWER_FILE, Act, Ask, FakeBackend, InProcessHarness
+from clawgym_env.trace.prefix_tree import Selection
 from clawgym_env.trace.store import RolloutStore
+from learners.rows import trained_rows
 
 CALL = "ClawGym-Mini-Call-v0"
 CALL_KEYS = RESET_KEYS | {"call_id", "parent_id", "kind"}
@@ -90,9 +92,12 @@ def test_given_tokens_are_marked_and_are_refused_by_what_trains_on_samples() -> 
     with made() as env:
         env.reset()
         env.step("one")
-        tree = env.step("two")[4]["rollout"].tree
+        rollout = env.step("two")[4]["rollout"]
+    tree = rollout.tree
     assert all(call.sampling.given and not call.sampling.trainable for call in tree)
     assert tree.from_json(tree.to_json())[0].sampling.given
+    with pytest.raises(ValueError, match="given by the caller"):
+        trained_rows(rollout, Selection())
 
 
 def test_check_env_is_clean_with_warnings_as_errors() -> None:
@@ -185,6 +190,30 @@ def test_parallel_calls_come_one_at_a_time_in_the_order_of_their_arrival() -> No
     assert sorted(asked) == ["Ada", "Bob", "Cyd"]
     assert prompt == ",".join(replies[asked.index(name)] for name in ("Ada", "Bob", "Cyd"))
     assert info["num_calls"] == 3
+
+
+def test_the_kind_of_a_call_is_told_before_it_is_answered() -> None:
+    async def leader(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
+        import httpx
+
+        url = f"http://127.0.0.1:{sandbox.port}/r/{context.base_url.rpartition('/')[2]}/v1/chat/completions"  # type: ignore[attr-defined]
+        async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
+            for role, tool in (("lead", "delegate"), ("search", "fetch"), ("title", None)):
+                messages = [{"role": "system", "content": role}, {"role": "user", "content": context.instruction}]
+                body: dict[str, Any] = {"model": "m", "messages": messages}
+                if tool is not None:
+                    function = {"name": tool, "description": "", "parameters": {}}
+                    body["tools"] = [{"type": "function", "function": function}]
+                await client.post(url, json=body)
+        return ""
+
+    with made(leader, grader=lambda task, workspace: 1.0) as env:
+        _, info = env.reset()
+        kinds = [info["kind"]]
+        for _ in range(3):
+            *_, info = env.step("fine")
+            kinds.append(info.get("kind"))
+    assert kinds[:3] == ["main", "subagent", "auxiliary"] == [call.kind for call in info["rollout"].tree]
 
 
 def test_a_spent_budget_ends_the_episode_truncated_and_graded() -> None:
