@@ -18,7 +18,7 @@ from clawgym_env import Rollout
 from learners.advantages import Floats, group_key, group_members
 from learners.policy_gradient import PolicyGradientLearner
 from learners.registry import make_learner
-from learners.scripts import load_or_build, prepare
+from learners.scripts import errors_in_a_line, load_or_build, prepare
 from learners.trainer import Trainer
 
 
@@ -65,5 +65,7 @@ def main(args: Args) -> list[dict[str, float]]:
 
 
 if __name__ == "__main__":
-    for record in main(tyro.cli(Args)):
+    with errors_in_a_line():
+        records = main(tyro.cli(Args))
+    for record in records:
         print(f"update {record['update']:3.0f}   reward {record['reward/mean']:.3f}")

@@ -28,7 +28,7 @@ from learners.demonstrations import demonstrate
 from learners.grpo import TreeGRPO
 from learners.held_out import hold_out
 from learners.metrics_log import read_metrics
-from learners.scripts import held_out_reward, load_or_build, prepare, run_folder
+from learners.scripts import errors_in_a_line, held_out_reward, load_or_build, prepare, run_folder
 from learners.sft import finetune
 from learners.tiny import Flaws, spoil
 from learners.trainer import Trainer
@@ -128,4 +128,5 @@ def cold_start(policy: Policy, args: Args, output_dir: Path, table: TrainingTabl
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    with errors_in_a_line():
+        main(tyro.cli(Args))

@@ -26,7 +26,7 @@ from learners.curve import draw_curve
 from learners.held_out import hold_out
 from learners.metrics_log import read_metrics
 from learners.ppo import TreePPO
-from learners.scripts import held_out_reward, load_or_build, prepare, run_folder
+from learners.scripts import errors_in_a_line, held_out_reward, load_or_build, prepare, run_folder
 from learners.trainer import Trainer
 from learners.training_table import COLUMNS, TrainingTable
 from learners.value_head import CriticKind
@@ -112,4 +112,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    with errors_in_a_line():
+        main(tyro.cli(Args))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -14,12 +14,21 @@ import clawgym_env
 from clawgym_env import cache_dir
 from clawgym_env.engine.base import Engine
 from clawgym_env.envs.service import HarnessLike
-from clawgym_env.errors import PolicyNotBuilt
+from clawgym_env.errors import ClawGymError, PolicyNotBuilt
 from clawgym_env.policy import Policy, build_policy, load_policy
 from clawgym_env.tasks.task import Task
 from learners.trainer import Evaluate
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def errors_in_a_line() -> Iterator[None]:
+    """End the script, where something goes wrong that is raised on purpose, with what it says and exit code 1."""
+    try:
+        yield
+    except ClawGymError as error:
+        raise SystemExit(str(error)) from error
 
 
 def prepare(seed: int) -> None:

