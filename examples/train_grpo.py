@@ -2,6 +2,8 @@
 
 python examples/train_grpo.py
 python examples/train_grpo.py --harness pi --policy smollm2 --num-tasks 2 --num-updates 4
+python examples/train_grpo.py --engine vllm:http://127.0.0.1:8000     # after: clawgym serve --model tiny
+torchrun --nproc-per-node 2 examples/train_grpo.py     # sharded over two processes; rank 0 samples
 python examples/train_grpo.py --shuffle-rewards        # the control: must learn nothing
 """
 
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import re
 from contextlib import closing, suppress
 from pathlib import Path
@@ -17,13 +20,15 @@ import gymnasium as gym
 import tyro
 
 import clawgym_env
+from clawgym_env import registry
+from clawgym_env.errors import ClawGymError
 from learners.controls import shuffle_rewards
 from learners.curve import draw_curve
+from learners.distributed import lead, torchrun_mesh
 from learners.grpo import TreeGRPO
 from learners.held_out import hold_out
 from learners.metrics_log import read_metrics
-from learners.run_state import TrainingError
-from learners.scripts import held_out_reward, load_or_build, prepare, run_folder
+from learners.scripts import errors_in_a_line, held_out_reward, load_or_build, prepare, run_folder
 from learners.trainer import Trainer
 from learners.training_table import TrainingTable
 
@@ -34,6 +39,8 @@ class Args:
     """mini, pi, claude-code or openclaw (`clawgym install NAME` for all but mini), with options: claude-code?bare."""
     policy: str = "tiny"
     """tiny, smollm2 or a Hugging Face folder."""
+    engine: str | None = None
+    """vllm:URL[,URL...] samples the policy at servers of yours, which get its weights after every update."""
     tasks: str = "bundled:level=1-2"
     """A task set by name, or a folder in the ClawGym format, whose last `eval_tasks` tasks are then held out."""
     num_updates: int = 28
@@ -61,12 +68,19 @@ class Args:
 
 def main(args: Args) -> None:
     prepare(args.seed)
+    with torchrun_mesh() as mesh:  # None where torchrun did not start several processes
+        policy = load_or_build(args.policy)
+        samples = mesh is None or mesh.get_local_rank() == 0
+        engine = registry.engine(args.engine, policy=policy) if args.engine and samples else None
+        lora = 16 if args.lora else None
+        learner = TreeGRPO(policy, learning_rate=args.learning_rate, lora=lora, engine=engine, mesh=mesh)
+        lead(learner, functools.partial(train, args))
+
+
+def train(args: Args, learner: TreeGRPO) -> None:
     harness = re.sub(r"[^\w.-]+", "-", args.harness)
     name = f"{harness}-{Path(args.policy).name}-seed{args.seed}{'-shuffled' * args.shuffle_rewards}"
     output_dir = args.output_dir or run_folder(name)
-
-    policy = load_or_build(args.policy)
-    learner = TreeGRPO(policy, learning_rate=args.learning_rate, lora=16 if args.lora else None)
     train_tasks, held_out = hold_out(args.tasks, args.eval_tasks)
     shared = {"harness": args.harness, "engine": learner.engine(), "max_concurrency": args.max_concurrency}
     grouped = {"num_envs": args.num_tasks * args.group_size, "group_size": args.group_size}
@@ -87,7 +101,7 @@ def main(args: Args) -> None:
             )
             with suppress(KeyboardInterrupt):  # the trainer has written a checkpoint
                 trainer.run()
-        except TrainingError as error:
+        except ClawGymError as error:  # a batch without a grade, servers that do not take the weights
             raise SystemExit(str(error)) from error
         asyncio.run(learner.engine().close())
     draw_curve(read_metrics(output_dir), output_dir / "curve.png", title=name)
@@ -95,4 +109,5 @@ def main(args: Args) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    with errors_in_a_line():
+        main(tyro.cli(Args))

@@ -7,7 +7,7 @@ and nothing else, so a run that goes on from a checkpoint stops where it would h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 Record: TypeAlias = Mapping[str, float]
 """The metrics of one update, keys `group/name`, and its number as `update`."""
@@ -23,6 +23,24 @@ class Callback:
 
     def on_update(self, update: int, metrics: Mapping[str, float]) -> None:
         """Hear the metrics of an update that is on record; update 0 is the evaluation before the first."""
+
+
+class Sleeps(Protocol):
+    """An engine that can free its GPU until it is used again."""
+
+    def sleep(self) -> None:
+        """Free it. Blocking."""
+
+
+class SleepWhileUpdating(Callback):
+    """Frees the GPU that an engine shares with the trainer, from the end of sampling until the weights are new."""
+
+    def __init__(self, engine: Sleeps) -> None:
+        self._engine = engine
+
+    def on_phase(self, phase: str) -> None:
+        if phase == "updating":
+            self._engine.sleep()
 
 
 def never(records: Sequence[Record]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -138,7 +138,7 @@ def test_a_stale_prefix_that_slips_through_is_seen_by_the_comparison(
     engine = bound(server, policy)
     weights.clears = weights.salts = False
     engine.update_weights(lambda: None)  # its comparison fills the cache
-    with pytest.raises(WeightSyncError, match="within 0.001 nats"):
+    with pytest.raises(WeightSyncError, match=r"within 0\.001 nats"):
         engine.update_weights(lambda: moved(policy))
 
 
@@ -244,7 +244,7 @@ def test_a_server_that_somebody_else_updates_is_given_the_weights_again(
 
 
 def test_a_server_that_never_holds_our_weights_is_an_error(at: tuple[FakeVllm, Weights], policy: Policy) -> None:
-    server, weights = at
+    server, _ = at
     engine = bound(server, policy)
     server.answer = lambda body: reply([7], finish="length")
     with pytest.raises(EngineError) as failure:
