@@ -1,4 +1,4 @@
-"""The `clawgym` command: run, evaluate, examine a harness, serve the proxy alone, install, build, check, clean up.
+"""The `clawgym` command: see what is here, run, evaluate, examine a harness, serve, install, build, check, clean up.
 
 Every subcommand is a function whose signature is its command line, in a module beside this one. What goes wrong is one
 line on stderr: exit code 2 where the command line asks for what cannot be, 1 where it failed here or its result is bad.
@@ -36,6 +36,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "tasks": "clawgym_env.cli.tasks:tasks_command",
         "fidelity": "clawgym_env.cli.fidelity:fidelity_command",
         "proxy": "clawgym_env.cli.proxy:proxy_command",
+        "serve": "clawgym_env.cli.serve:serve_command",
         "reap": "clawgym_env.cli.reap:reap_command",
     }
 )

@@ -52,6 +52,8 @@ class FakeVllm:
     """Whether `--logprobs-mode` was given; the default is the raw distribution."""
     dev_mode: bool = False
     window: int | None = 640
+    extended: bool = True
+    """Whether it was started by `clawgym serve`, with `clawgym_worker.py` inside."""
     model: str = "policy"
     asked: list[Body] = field(default_factory=list)
     """Bodies of generate requests after the probe."""
@@ -106,8 +108,13 @@ class FakeVllm:
         if route in ("/resume", "/wake_up"):
             self.running.set()
         if route == "/collective_rpc":
+            method, arguments = body["method"], body.get("kwargs", {})
+            if method == "clawgym_ready":
+                self.controls.pop()
+                return {} if self.extended else 500
+            assert method == ("clawgym_load_weights" if self.extended else "reload_weights")
             try:
-                self.reload(Path(body["kwargs"]["weights_path"]))
+                self.reload(Path(arguments["folder" if self.extended else "weights_path"]))
             except Exception:
                 return 500
         if route == "/update_weight_version":

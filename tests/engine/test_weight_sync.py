@@ -321,6 +321,13 @@ def test_on_one_gpu_the_server_sleeps_while_the_trainer_works(at: tuple[FakeVllm
     assert server.controls == ["/wake_up"]
 
 
+def test_a_server_that_clawgym_did_not_start_is_updated_too(at: tuple[FakeVllm, Weights], policy: Policy) -> None:
+    at[0].extended = False
+    engine = bound(at[0], policy)
+    engine.update_weights(lambda: moved(policy))
+    assert gap(ask(engine), policy) < 1e-4
+
+
 def test_a_policy_has_one_engine_at_a_time(at: tuple[FakeVllm, Weights], policy: Policy) -> None:
     engine = bound(at[0], policy)
     with pytest.raises(EngineError, match="one open engine"):

@@ -71,6 +71,7 @@ class Launch:
         command += ["--host", self.host, "--port", str(self.port), "--dtype", self.dtype]
         command += ["--max-model-len", str(self.context_length), "--max-num-seqs", str(self.max_num_seqs)]
         command += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--enable-prefix-caching"]
+        command += ["--worker-extension-cls", "clawgym_worker.WeightLoading"]
         if self.cpu:
             # vLLM 0.32 ends with "CPU Generator does not use offset" when it reads the prompt of a seeded call in
             # chunks, and every call here has its seed.
@@ -88,7 +89,8 @@ class Launch:
         opens_routes = {"VLLM_SERVER_DEV_MODE": "1"}
         says_nothing = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
         cpu = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_WAIT_POLICY": "passive"}
-        return {**opens_routes, **says_nothing, **(cpu if self.cpu else {})}
+        extension = {"PYTHONPATH": str(Path(__file__).parent / "worker")}
+        return {**opens_routes, **says_nothing, **extension, **(cpu if self.cpu else {})}
 
 
 def find_vllm(python: Path) -> bool:

@@ -23,6 +23,7 @@ PROBE_S = 300.0
 """The first request of a server compiles and warms up."""
 CONTROL_S = 900.0
 """Of one step of a weight update: some hundred gigabytes may have to be read from a disk."""
+RPC = "/collective_rpc"
 PROBE_TOKENS = 8
 CERTAIN = 1e-3
 """Nats. A token drawn with top_k = 1 has log-probability 0 in the distribution it was drawn from."""
@@ -145,11 +146,17 @@ class VllmServer:
         self._post("/wake_up" if part is None else f"/wake_up?tags={part}")
 
     def reload(self, folder: str) -> None:
-        """Read all weights from a folder in the form of Hugging Face, in place, through vLLM's layerwise reload.
+        """Read all weights from a folder in the form of Hugging Face, in place.
 
-        A failure in the middle leaves a model that is neither the old nor the new one.
+        A server of `clawgym serve` does it with `worker/clawgym_worker.py`, another with vLLM's own `reload_weights`:
+        there a failure in the middle leaves a model that is neither the old nor the new one, and on a CPU an output
+        layer tied to the embedding stays the old one.
         """
-        self._post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
+        ready = self._request("POST", RPC, orjson.dumps({"method": "clawgym_ready"}))
+        if ready.status_code == 200:
+            self._post(RPC, {"method": "clawgym_load_weights", "kwargs": {"folder": folder}})
+        else:
+            self._post(RPC, {"method": "reload_weights", "kwargs": {"weights_path": folder}})
 
     def name_weights(self, name: str) -> None:
         """Say what the weights are called from here on; `reload` does not."""
