@@ -21,7 +21,6 @@ import tyro
 
 import clawgym_env
 from clawgym_env import registry
-from clawgym_env.errors import ClawGymError
 from learners.controls import shuffle_rewards
 from learners.curve import draw_curve
 from learners.distributed import lead, torchrun_mesh
@@ -87,22 +86,19 @@ def train(args: Args, learner: TreeGRPO) -> None:
     envs = gym.make_vec(clawgym_env.env_id(args.harness), tasks=train_tasks, run_dir=output_dir, **grouped, **shared)
 
     with closing(envs), TrainingTable(args.num_updates) as table:
-        try:
-            trainer = Trainer(
-                learner,
-                envs,
-                num_updates=args.num_updates,
-                seed=args.seed,
-                transform=shuffle_rewards if args.shuffle_rewards else None,
-                evaluate=held_out_reward(held_out, output_dir / "eval", seed=args.seed, **shared),
-                evaluate_every=args.eval_every,
-                callbacks=[table],
-                checkpoint_every=args.checkpoint_every,
-            )
-            with suppress(KeyboardInterrupt):  # the trainer has written a checkpoint
-                trainer.run()
-        except ClawGymError as error:  # a batch without a grade, servers that do not take the weights
-            raise SystemExit(str(error)) from error
+        trainer = Trainer(
+            learner,
+            envs,
+            num_updates=args.num_updates,
+            seed=args.seed,
+            transform=shuffle_rewards if args.shuffle_rewards else None,
+            evaluate=held_out_reward(held_out, output_dir / "eval", seed=args.seed, **shared),
+            evaluate_every=args.eval_every,
+            callbacks=[table],
+            checkpoint_every=args.checkpoint_every,
+        )
+        with suppress(KeyboardInterrupt):  # the trainer has written a checkpoint
+            trainer.run()
         asyncio.run(learner.engine().close())
     draw_curve(read_metrics(output_dir), output_dir / "curve.png", title=name)
     print(f"Reward curve: {output_dir / 'curve.png'}\nCheckpoint, good for --policy too: {output_dir / 'checkpoint'}")

@@ -59,6 +59,7 @@ CANNOT_BE = [
     ("proxy --engine torch:nowhere/at/all", "tiny, smollm2 or a Hugging Face folder"),
     ("proxy --engine scripted:{script} --admin-token-file nowhere", "Choose another"),
     ("proxy --engine scripted:{script} --admin-token-file {empty}", "Write one into it"),
+    ("serve --model nowhere/at/all", "Give --model tiny or a folder"),
     ("reap --sandbox dokker", "Did you mean 'docker'?"),
 ]
 FAILS_HERE = [
@@ -68,6 +69,8 @@ FAILS_HERE = [
     ("rollout --engine openai:" + NOBODY + "#some-model", "127.0.0.1:9"),
     ("eval --out {out}", "Run: clawgym policy build tiny"),
     ("fidelity", "Run: clawgym policy build tiny"),
+    ("serve --model tiny", "Run: clawgym policy build tiny"),
+    ("serve --model {model} --python nowhere/python", "Name another with --python"),
     ("fidelity --harness pi", "Run: clawgym install pi"),
     ("image list", "scripts/docker-up"),
     ("image build pi", "scripts/docker-up"),
@@ -95,7 +98,9 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, object]
     (tmp_path / "strays" / "thesis.tex").touch()
     (tmp_path / "script.json").write_text('["pear"]')
     (tmp_path / "empty").touch()
-    names = {name: tmp_path / name for name in ("tasks", "broken", "strays", "out", "empty")}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.json").write_text("{}")
+    names = {name: tmp_path / name for name in ("tasks", "broken", "strays", "out", "empty", "model")}
     return {**names, "script": tmp_path / "script.json"}
 
 

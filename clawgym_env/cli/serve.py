@@ -12,7 +12,7 @@ from pathlib import Path
 from tyro.conf import FlagCreatePairsOff, OmitArgPrefixes
 
 from clawgym_env.cache import cache_dir
-from clawgym_env.errors import EngineError
+from clawgym_env.errors import EngineError, EngineNameError, PolicyNotBuilt
 
 VLLM_PYTHON = "CLAWGYM_VLLM_PYTHON"
 
@@ -51,13 +51,15 @@ class ServeArgs:
 def serve_command(args: OmitArgPrefixes[FlagCreatePairsOff[ServeArgs]]) -> None:
     """Start a vLLM server that a policy can be trained through, print the engine to use it by, and end it on Ctrl-C."""
     from clawgym_env.engine.vllm.launch import Launch, find_vllm, running  # the other commands start without
-    from clawgym_env.policy import BUILDERS, PolicyNotBuilt, policy_folder
+    from clawgym_env.policy import BUILDERS, policy_folder
 
     folder = policy_folder(args.model, cache_dir())
     if not (folder / "config.json").is_file():
         if args.model in BUILDERS:
             raise PolicyNotBuilt(args.model)
-        raise EngineError(f"Expected a folder with a config.json, got {args.model!r}. Give --model tiny or a folder.")
+        raise EngineNameError(
+            f"Expected a folder with a config.json, got {args.model!r}. Give --model tiny or a folder."
+        )
     python = args.python or Path(os.environ.get(VLLM_PYTHON) or sys.executable)
     cpu = find_vllm(python)
     launch = Launch(

@@ -22,6 +22,7 @@ from clawgym_env.errors import EngineError
 from clawgym_env.policy import load_policy
 from learners.grpo import TreeGRPO
 from learners.metrics_log import read_metrics
+from learners.run_state import TrainingError
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "train_grpo.py"
 SMALL = ["--num-tasks", "1", "--group-size", "2", "--eval-tasks", "2"]
@@ -53,7 +54,7 @@ def _threads() -> Iterator[None]:
 @pytest.mark.usefixtures("_threads")
 def test_a_folder_that_holds_another_run_is_refused(example: ModuleType, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text("{}\n")
-    with pytest.raises(SystemExit, match="which holds a run"):
+    with pytest.raises(TrainingError, match="which holds a run"):
         example.main(example.Args(output_dir=tmp_path))
 
 
@@ -85,7 +86,7 @@ def test_a_dead_engine_ends_the_run_with_the_reason(
         raise EngineError("out of memory")
 
     monkeypatch.setattr(TorchEngine, "generate", generate)
-    with pytest.raises(SystemExit, match=r"none in update 1: {'engine_error': 2}.*out of memory"):
+    with pytest.raises(TrainingError, match=r"none in update 1: {'engine_error': 2}.*out of memory"):
         example.main(example.Args(output_dir=tmp_path, num_tasks=1, group_size=2, eval_tasks=2))
     assert read_metrics(tmp_path) == []
     assert (tmp_path / "checkpoint" / "training.pt").is_file()
@@ -124,6 +125,27 @@ def test_a_run_leaves_everything_it_promises(tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").iterdir())
     with RolloutStore(tmp_path, read_only=True) as store:
         assert [len(ids) for ids in store.batches().values()] == [2, 2]
+    assert load_policy(tmp_path / "checkpoint", cache=cache_dir()).name == "tiny"
+
+
+@pytest.mark.policy
+def test_two_processes_of_torchrun_train_one_policy(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, str(SCRIPT), "--num-tasks", "2", "--group-size", "4", "--eval-tasks", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    done = subprocess.run(
+        [*command, "--num-updates", "2", "--output-dir", str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("Reward curve") == 1
+    updates = read_metrics(tmp_path)
+    assert [record["update"] for record in updates] == [1, 2]
+    # What was sampled is what the shards compute: rank 0's whole policy is kept up with them.
+    assert all(record.get("logprob/max_abs_diff", 0.0) < 1e-3 for record in updates)
     assert load_policy(tmp_path / "checkpoint", cache=cache_dir()).name == "tiny"
 
 
