@@ -71,7 +71,7 @@ def _namespaces() -> Iterator[Finding]:
             found, fix = f"{who}, and {name} = {forbids} forbids them", f"sudo sysctl -w {name}={allows}"
             yield Finding(topic="sandbox", name="user namespaces", status="warning", found=found, fix=fix)
             return
-    yield Finding(topic="sandbox", name="user namespaces", status="ok", found=f"{who}, nothing forbids them")
+    yield Finding(topic="sandbox", name="user namespaces", status="ok", found=f"{who}, no setting forbids them")
 
 
 def _bubblewrap() -> Iterator[Finding]:
@@ -82,6 +82,13 @@ def _bubblewrap() -> Iterator[Finding]:
         return
     done = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=OPEN_S, check=True)
     yield Finding(topic="sandbox", name="bubblewrap", status="ok", found=f"{done.stdout.split()[-1]}, {program}")
+
+
+def _has_bubblewrap() -> bool:
+    try:
+        return bool(find_bwrap())
+    except SandboxError:
+        return False
 
 
 def _seccomp() -> Iterator[Finding]:
@@ -101,7 +108,8 @@ def _limits() -> Iterator[Finding]:
         return
     processes = "of the whole sandbox" if held.processes == "namespace" else "without a bound"
     found = f"{_cgroups()}, not ours to use: memory of each process alone, processes {processes}, CPU without a bound"
-    fix = "Run as root or use --sandbox docker, where limits have to hold for all processes together."
+    how = "Make control groups writable here" if os.geteuid() == 0 else "Run as root"
+    fix = f"{how}, or use --sandbox docker, where limits have to hold for all processes together."
     yield Finding(topic="sandbox", name="limits", status="warning", found=found, fix=fix)
 
 
@@ -119,9 +127,8 @@ def _opened(name: str, made: SandboxBackend) -> Iterator[Finding]:
         seen = asyncio.run(_inside(made))
     except (SandboxError, TimeoutError) as error:
         finding = Finding.of_error("sandbox", name, error)
-        if in_container():
-            fix = f"{finding.fix} This is a container: start it with {CONTAINER_FLAGS}."
-            finding = finding.model_copy(update={"fix": fix.lstrip()})
+        if in_container() and name == "local" and _has_bubblewrap():  # whose own words are of other causes
+            finding = finding.model_copy(update={"fix": f"Start this container with {CONTAINER_FLAGS}"})
         yield finding
         return
     seconds = time.perf_counter() - started
