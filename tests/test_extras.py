@@ -30,6 +30,7 @@ env.reset(seed=1)
 PIECES = [
     ("import learners.grpo", "train"),
     ("from clawgym_env import policy, cache_dir; policy.build_policy('tiny', cache_dir())", "train"),
+    ("import learners.sb3", "train"),
     ("from clawgym_env import registry; registry.load('torch:Tensor')", "train"),
     ("from clawgym_env.sandbox.docker import DockerBackend; DockerBackend().images()", "docker"),
     ("from clawgym_env import load_tasks; load_tasks('jobbench:tasks.parquet')", "parquet"),
@@ -40,6 +41,7 @@ PIECES_WITH_TORCH = [
     ("from learners.curve import draw_curve; from pathlib import Path; draw_curve([], Path('curve.png'))", "train"),
     ("from learners.smollm2 import convert; from pathlib import Path; convert(Path('weights.gguf'))", "cpu"),
     ("from learners.policy_gradient import _with_adapters; _with_adapters(None, 8)", "lora"),
+    ("import learners.sb3", "sb3"),
 ]
 BLOCKER = """
 import sys
