@@ -24,6 +24,7 @@ from clawgym_env.trace.prefix_tree import BUCKETS, PrefixTree, Selection
 from clawgym_env.trace.store import RolloutStore
 
 EVERYTHING = Selection(compaction="train", subagent="train", auxiliary="train", dead="train")
+SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}}
 CALLED = said(None, tool_calls=[called("write", "functions.write:0", path="a")], usage=(50, 9))
 
 
@@ -41,33 +42,79 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines if line != "[DONE]"]
 
 
-def test_a_harness_that_speaks_messages_talks_to_an_api_that_speaks_chat() -> None:
-    tool = {"name": "write", "description": "Write.", "input_schema": {"type": "object"}}
+def chat(reply: Any = None) -> tuple[str, Any]:
+    """Return path and body of a first request, or of the one that answers the call in `reply`."""
+    tools = [{"type": "function", "function": {"name": "write", "parameters": SCHEMA}}]
+    messages = [{"role": "user", "content": "hi"}]
+    if reply is not None:
+        message = reply["choices"][0]["message"]
+        (call,) = message["tool_calls"]
+        messages += [message, {"role": "tool", "tool_call_id": call["id"], "content": "written"}]
+    return CHAT, {"model": "policy", "messages": messages, "tools": tools}
 
+
+def messages(reply: Any = None) -> tuple[str, Any]:
+    tools = [{"name": "write", "input_schema": SCHEMA}]
+    said: list[Any] = [{"role": "user", "content": "hi"}]
+    if reply is not None:
+        (use,) = reply["content"]
+        result = {"type": "tool_result", "tool_use_id": use["id"], "content": "written"}
+        said += [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
+    return MESSAGES, {"model": "policy", "max_tokens": 512, "messages": said, "tools": tools}
+
+
+def responses(reply: Any = None) -> tuple[str, Any]:
+    tools = [{"type": "function", "name": "write", "parameters": SCHEMA}]
+    items: list[Any] = [{"role": "user", "content": "hi"}]
+    if reply is not None:
+        (call,) = [item for item in reply["output"] if item["type"] == "function_call"]
+        items += [*reply["output"], {"type": "function_call_output", "call_id": call["call_id"], "output": "written"}]
+    return "/v1/responses", {"model": "policy", "input": items, "tools": tools}
+
+
+def gemini(reply: Any = None) -> tuple[str, Any]:
+    tools = [{"functionDeclarations": [{"name": "write", "parametersJsonSchema": SCHEMA}]}]
+    contents: list[Any] = [{"role": "user", "parts": [{"text": "hi"}]}]
+    if reply is not None:
+        content = reply["candidates"][0]["content"]
+        (call,) = [part["functionCall"] for part in content["parts"] if "functionCall" in part]
+        response = {"name": "write", "id": call["id"], "response": {"output": "written"}}
+        contents += [content, {"role": "user", "parts": [{"functionResponse": response}]}]
+    return "/v1beta/models/policy:generateContent", {"contents": contents, "tools": tools}
+
+
+@pytest.mark.parametrize("request_of", [chat, messages, responses, gemini], ids=lambda one: one.__name__)
+def test_a_harness_of_any_dialect_talks_to_an_api_that_speaks_chat(request_of: Any) -> None:
     async def test() -> None:
-        async with relaying([CALLED, said("Done.", usage=(80, 3))]) as (rig, fake):
-            first = await rig.post(MESSAGES, ask(system="Be brief.", tools=[tool], stream=True))
-            streamed = events(first)
-            (use,) = [event["content_block"] for event in streamed if event["type"] == "content_block_start"]
-            assert (use["type"], use["name"]) == ("tool_use", "write")
-            assert streamed[0]["message"]["usage"]["input_tokens"] == 50
-            messages = [
-                *ask()["messages"],
-                {"role": "assistant", "content": [{**use, "input": {"path": "a"}}]},
-                {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use["id"], "content": "written"}]},
-            ]
-            second = await rig.post(MESSAGES, ask(system="Be brief.", tools=[tool]) | {"messages": messages})
-            assert second.json()["content"] == [{"type": "text", "text": "Done."}]
-            usage = second.json()["usage"]
-            assert (usage["input_tokens"], usage["output_tokens"]) == (80, 3)
+        async with relaying([CALLED, said("All done.", usage=(80, 3))]) as (rig, fake):
+            first = await rig.post(*request_of())
+            second = await rig.post(*request_of(first.json()))
+            assert "All done." in second.text
             (offered,) = fake.asked[0]["tools"]
             assert (offered["type"], offered["function"]["name"]) == ("function", "write")
-            assert [message["role"] for message in fake.asked[1]["messages"]] == ["system", "user", "assistant", "tool"]
-            assert fake.asked[1]["messages"][2]["tool_calls"][0]["id"] == "functions.write:0"
-            assert fake.asked[1]["messages"][3]["tool_call_id"] == "functions.write:0"
+            assert offered["function"]["parameters"]["properties"] == SCHEMA["properties"]
+            user, assistant, result = fake.asked[1]["messages"]
+            assert (user, fake.asked[0]["messages"]) == ({"role": "user", "content": "hi"}, [user])
+            (call,) = assistant["tool_calls"]
+            assert (call["id"], json.loads(call["function"]["arguments"])) == ("functions.write:0", {"path": "a"})
+            assert (result["role"], result["tool_call_id"]) == ("tool", "functions.write:0")
+            assert "written" in result["content"]
             tree = await rig.session.settle()
             assert [(call.lineage_parent, call.drift_reason) for call in tree] == [(None, None), (0, None)]
             assert tree[1].prefix_len == tree[0].history_len
+
+    run(test)
+
+
+def test_a_stream_is_the_apis_whole_reply_with_its_counts() -> None:
+    async def test() -> None:
+        async with relaying([CALLED]) as (rig, _):
+            path, body = messages()
+            streamed = events(await rig.post(path, body | {"stream": True}))
+            (use,) = [event["content_block"] for event in streamed if event["type"] == "content_block_start"]
+            assert (use["type"], use["name"]) == ("tool_use", "write")
+            assert streamed[0]["message"]["usage"]["input_tokens"] == 50
+            assert streamed[-2]["usage"]["output_tokens"] == 9
 
     run(test)
 
