@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-HEAVY = ("torch", "transformers", "vllm", "docker", "ray", "starlette", "uvicorn", "renderers", "tokenizers")
+HEAVY = (
+    "torch",
+    "transformers",
+    "vllm",
+    "docker",
+    "ray",
+    "starlette",
+    "uvicorn",
+    "renderers",
+    "tokenizers",
+    "stable_baselines3",
+)
 ADAPTERS_MAY_USE = {
     "clawgym_env.harness",
     "clawgym_env.sandbox",
@@ -38,7 +49,14 @@ def within(name: str, packages: set[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-@pytest.mark.parametrize("statement", ["import clawgym_env", "from clawgym_env import RolloutVectorEnv, rollouts"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import clawgym_env",
+        "from clawgym_env import RolloutVectorEnv, rollouts",
+        "import clawgym_env.wrappers, clawgym_env.wrappers.vector",
+    ],
+)
 def test_importing_the_package_pulls_in_nothing_heavy(statement: str) -> None:
     code = f"{statement}\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
