@@ -22,8 +22,8 @@ from clawgym_env.sandbox.bubblewrap import find_bwrap
 from clawgym_env.sandbox.seccomp import seccomp_filter
 
 NAMESPACES = ("user", "mnt", "pid", "net", "ipc", "uts", "cgroup")
-SHARED_BY = {"docker": {"user"}}
-"""Namespaces that sandboxes of a kind have in common with this machine; Docker's engine decides on that one."""
+SHARED_BY: Mapping[str, set[str]] = {"docker": {"user", "cgroup"}}
+"""Namespaces that sandboxes of a kind may have in common with this machine: Docker's engine decides on these."""
 FILTERED = "2"
 """The mode of seccomp with a filter, in a process's status."""
 OPEN_S = 60.0
@@ -38,6 +38,8 @@ _SYSCTLS: Mapping[str, tuple[str, str]] = {
 
 def examine(private_engine: Path) -> list[Finding]:
     """Look at everything a sandbox is made of, and open one.
+
+    Where only Docker can, one is opened there, for which its engine keeps the image of this machine's /usr, as for runs.
 
     Args:
         private_engine: the socket of the engine that `scripts/docker-up` starts.
