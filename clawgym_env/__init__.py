@@ -14,6 +14,7 @@ from clawgym_env.registration import env_id, register_all
 if TYPE_CHECKING:
     from clawgym_env.cache import cache_dir
     from clawgym_env.engine.base import Engine, Generation, SamplingParams
+    from clawgym_env.envs.call import CallEnv
     from clawgym_env.envs.rollout import RolloutEnv
     from clawgym_env.envs.rollout_vector import RolloutVectorEnv, rollouts
     from clawgym_env.errors import ClawGymError, HarnessNotInstalled, HarnessUnsuitable, PolicyNotBuilt
@@ -33,6 +34,7 @@ _HOMES = {
     "Engine": "engine.base",
     "Generation": "engine.base",
     "SamplingParams": "engine.base",
+    "CallEnv": "envs.call",
     "RolloutEnv": "envs.rollout",
     "RolloutVectorEnv": "envs.rollout_vector",
     "rollouts": "envs.rollout_vector",
@@ -62,6 +64,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "CallEnv",
     "ClawGymError",
     "Engine",
     "EvaluationResult",

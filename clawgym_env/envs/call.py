@@ -204,19 +204,10 @@ class CallEnv(SharesLiveKeywords, gym.Env[TextOrIds, TextOrIds]):
         if self._episode is None:
             raise ResetNeeded("Expected reset() before sample(): no model call waits for a reply.")
         self._compare(engine)
-        asked = self._episode.asked
-        outcome: Generation | ClawGymError = ClawGymError("No call waits.")
-        if asked is not None:
-            budget = min(sampling.max_tokens, asked.sampling.max_tokens)
-            sampling = sampling.model_copy(update={"max_tokens": budget, "seed": asked.sampling.seed})
-            outcome = shared_loop().run(self._episode.sample(engine, sampling))
-        ids = np.empty(0, dtype=np.int32)
-        if isinstance(outcome, Generation):
-            outcome = dataclasses.replace(outcome, sampling=sampling)
-            ids = outcome.token_ids
-        action: TextOrIds = (
-            ids if isinstance(self.action_space, TokenIdsSpace) else self._engine.text.tokenizer.decode(ids)
-        )
+        outcome = shared_loop().run(self._episode.sample(engine, sampling))
+        ids = outcome.token_ids if isinstance(outcome, Generation) else np.empty(0, dtype=np.int32)
+        as_ids = isinstance(self.action_space, TokenIdsSpace)
+        action = ids if as_ids else self._engine.text.tokenizer.decode(ids)
         self._sampled = action, outcome
         return action
 

@@ -8,6 +8,7 @@ early, it has closed its sandbox before it says so.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Coroutine
 from typing import Any
 
@@ -53,14 +54,22 @@ class CallEpisode:
         """Let an engine sample the reply to the asked call, and return that or its failure.
 
         Should the rollout end meanwhile the sequence is aborted, and the failure says so.
+
+        Args:
+            sampling: how it samples; seed and budget are the call's.
         """
-        if self.asked is None:
-            return ClawGymError("The rollout is over.")
-        generate = engine.generate(self.asked.prompt_token_ids, sampling)
-        sampled = asyncio.get_running_loop().create_task(generate, context=self.asked.context)
+        over = ClawGymError("The rollout ended before the reply was there.")
+        asked = self.asked
+        if asked is None:
+            return over
+        budget = min(sampling.max_tokens, asked.sampling.max_tokens)
+        sampling = sampling.model_copy(update={"max_tokens": budget, "seed": asked.sampling.seed})
+        sampled = asyncio.get_running_loop().create_task(
+            engine.generate(asked.prompt_token_ids, sampling), context=asked.context
+        )
         try:
             await asyncio.wait({sampled, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            return sampled.result() if sampled.done() else ClawGymError("The rollout ended before the reply was there.")
+            return dataclasses.replace(sampled.result(), sampling=sampling) if sampled.done() else over
         except ClawGymError as error:
             return error
         finally:
