@@ -250,14 +250,14 @@ class PrefixTree:
 
     @property
     def usage(self) -> ApiUsage:
-        """What the calls came to for whoever pays for them.
+        """What the calls came to: of a relayed one what the API counted, its whole prompt, shared or not.
 
-        Of relayed calls it is what the API counted, whole prompts, however much they share; of a policy's own calls
-        it is `num_prompt_tokens` and `num_completion_tokens`.
+        Of calls of a policy of ours it is `num_prompt_tokens` and `num_completion_tokens`.
         """
-        if not self.relayed:
-            return ApiUsage(prompt_tokens=self.num_prompt_tokens, completion_tokens=self.num_completion_tokens)
-        counts = [call.api_usage for call in self.calls if call.api_usage is not None]
+        counts = [
+            call.api_usage or ApiUsage(prompt_tokens=len(call.delta_token_ids), completion_tokens=len(call.token_ids))
+            for call in self.calls
+        ]
         return ApiUsage(
             prompt_tokens=sum(count.prompt_tokens for count in counts),
             completion_tokens=sum(count.completion_tokens for count in counts),

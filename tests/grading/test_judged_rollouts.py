@@ -186,5 +186,5 @@ def test_the_key_of_a_judge_comes_from_the_environment_at_the_command_line(monke
     monkeypatch.setenv("CLAWGYM_JUDGE_API_KEY", "secret")
     judge = CommonRolloutArgs(judge="http://judge/v1#m").load_judge()
     assert judge is not None
-    assert judge._api_key == "secret"
+    assert judge._api.without_key("it is secret") == "it is (the API key)"
     assert CommonRolloutArgs().load_judge() is None

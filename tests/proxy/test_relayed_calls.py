@@ -143,6 +143,11 @@ def test_nothing_of_a_relayed_tree_is_ever_trained_and_the_api_counts(tmp_path: 
         assert "30+4 relayed" in tree.outline()
         unmarked = PrefixTree([dataclasses.replace(call, api_usage=None) for call in tree])
         assert unmarked != tree
+        assert unmarked.usage.completion_tokens == unmarked.num_completion_tokens
+        mixed = PrefixTree([tree[0], unmarked[1]])
+        assert mixed.relayed
+        assert mixed.usage.completion_tokens == 4 + len(tree[1].token_ids)
+        assert mixed.usage.prompt_tokens == 30 + len(tree[1].delta_token_ids)
 
     run(test)
 
