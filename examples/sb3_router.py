@@ -1,6 +1,6 @@
 """A router: PPO and DQN of stable-baselines3 learn which policy, in which harness, suits which task.
 
-This does not train the language model; it learns the decision around it, on about 400 rollouts. The two policies are
+This does not train the language model; it learns the decision around it, on 192 rollouts. The two policies are
 scripted, so nothing has to be built: one can only write files, the other only edit them, with a tool that only one of
 the two harnesses has. Everything else (harnesses, sandboxes, proxy, grading) is real.
 
@@ -45,7 +45,7 @@ WORDS = ("amber", "birch", "cobalt", "delta", "ember", "fjord", "garnet", "hazel
 @dataclasses.dataclass
 class Args:
     algorithms: tuple[Literal["ppo", "dqn"], ...] = ("ppo", "dqn")
-    num_rollouts: int = 384
+    num_rollouts: int = 192
     """Of training, for each algorithm."""
     num_tasks: int = 16
     """Held out, on which all choices are compared."""
@@ -91,7 +91,7 @@ def scripted(tool: str, *arguments: str) -> ScriptedEngine:
 POLICIES = {"writer": ("write", "content", "path"), "editor": ("edit", "path", "old", "new")}
 """The tool that each can call; mini has no edit."""
 PPO_SETTINGS = {"learning_rate": 3e-3, "n_steps": 2, "batch_size": 32, "ent_coef": 0.01}
-DQN_SETTINGS = {"learning_rate": 1e-3, "learning_starts": 32, "gradient_steps": 16, "batch_size": 64}
+DQN_SETTINGS = {"learning_rate": 1e-3, "learning_starts": 32, "gradient_steps": 32, "batch_size": 64}
 MODELS = {"ppo": (PPO, PPO_SETTINGS), "dqn": (DQN, {**DQN_SETTINGS, "exploration_fraction": 0.6})}
 
 
