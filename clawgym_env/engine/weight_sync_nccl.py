@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from clawgym_env.engine.vllm.server import VllmServer
 from clawgym_env.errors import EngineError
+from clawgym_env.messages import Json
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -62,21 +63,20 @@ class NcclSync:
         group = self._groups.get(server)
         if group is None:
             group = self._groups[server] = self._joined(server)
-        names = list(self._tensors)
-        info = {
-            "names": names,
-            "dtype_names": [str(self._tensors[name].dtype).removeprefix("torch.") for name in names],
-            "shapes": [list(self._tensors[name].shape) for name in names],
+        info: dict[str, Json] = {
+            "names": list(self._tensors),
+            "dtype_names": [str(tensor.dtype).removeprefix("torch.") for tensor in self._tensors.values()],
+            "shapes": [list(tensor.shape) for tensor in self._tensors.values()],
         }
         pool = ThreadPoolExecutor(1)
         try:
             server.update("start_weight_update")
             # The server receives inside its answer: both sides at once.
             answer = pool.submit(server.update, "update_weights", {"update_info": info})
-            for name in names:
+            for tensor in self._tensors.values():
                 if answer.done():
                     break  # it refused before it received: nobody takes part in the broadcast
-                group.broadcast(self._tensors[name].contiguous())
+                group.broadcast(tensor.contiguous())
             answer.result()
             server.update("finish_weight_update")
         except BaseException:
@@ -88,17 +88,20 @@ class NcclSync:
     def _joined(self, server: VllmServer) -> Group:
         size = 1 + server.world_size()
         port = _free_port()
-        info = {
+        info: dict[str, Json] = {
             "master_address": self._address,
             "master_port": port,
             "rank_offset": 1,
             "world_size": size,
             "packed": False,
         }
-        with ThreadPoolExecutor(1) as pool:
+        pool = ThreadPoolExecutor(1)
+        try:  # the server joins inside its answer: both sides at once
             answer = pool.submit(server.update, "init_weight_transfer_engine", {"init_info": info})
             group = _nccl_group(self._address, port, size)
             answer.result()
+        finally:
+            pool.shutdown(wait=False)  # where this side cannot join, the other waits until its own limit
         return group
 
 

@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from trees import call as made_call
 
 from clawgym_env.grading.base import Grade, JudgeUsage
 from clawgym_env.rollout import Rollout, StopReason
 from clawgym_env.spaces import TraceSpace
-from clawgym_env.trace.calls import ModelCall
+from clawgym_env.trace.calls import ModelCall, call_from_json, call_to_json
 from clawgym_env.trace.prefix_tree import PrefixTree
 from clawgym_env.trace.store import FILE_NAME, RolloutStore, StoreError
 
@@ -257,3 +258,20 @@ def test_what_was_committed_survives_kill_9_and_the_lock_does_not(tmp_path: Path
         assert len(store.calls("1-000001/0")) == len(some_tree(3))
         assert store.unfinished() == ("1-000001/0",)
         assert store.batches() == {5: ("1-000000/0",)}
+
+
+def test_the_experts_of_a_mixture_are_kept(tmp_path: Path) -> None:
+    experts = np.arange(24, dtype=np.int16).reshape(3, 4, 2)
+    told = dataclasses.replace(made_call(0, [1, 2], [3, 4, 5]), routed_experts=experts)
+    told.validate()
+    with RolloutStore(tmp_path) as store:
+        asyncio.run(store.add_call("one", told))
+        asyncio.run(store.add_call("one", made_call(1, [1], [2])))
+        first, second = store.calls("one")
+    for read in (first, call_from_json(call_to_json(told))):
+        assert read.routed_experts is not None
+        assert read.routed_experts.dtype == np.int16
+        assert (read.routed_experts == experts).all()
+    assert second.routed_experts is None
+    with pytest.raises(ValueError, match="experts of 3 tokens"):
+        dataclasses.replace(told, routed_experts=experts[:2]).validate()
