@@ -9,7 +9,8 @@ learners here do). It can learn the decision around it: which policy, in which h
 
 Episodes of the rollout clock are one step long, so `gamma` weighs nothing but a rollout that infrastructure left
 without a grade: those alone are reported as `TimeLimit.truncated`, for which SB3 puts its own estimate of the value in
-the reward's place, and at `gamma=1` that is an advantage of about zero. A budget cut has its grade and is final.
+the reward's place; to PPO at `gamma=1` that is an advantage of zero. A budget cut has its grade and is final. (A single
+environment given to SB3 is wrapped by SB3 itself, which adds its estimate to every cut: take `gamma=0` there.)
 """
 
 from __future__ import annotations
