@@ -39,7 +39,7 @@ _SYSCTLS: Mapping[str, tuple[str, str]] = {
 def examine(private_engine: Path) -> list[Finding]:
     """Look at everything a sandbox is made of, and open one.
 
-    Where only Docker can, one is opened there, for which its engine keeps the image of this machine's /usr, as for runs.
+    Where only Docker can, one is opened there; its engine keeps the image of this machine's /usr, as it does for runs.
 
     Args:
         private_engine: the socket of the engine that `scripts/docker-up` starts.
