@@ -38,7 +38,7 @@ def require_package(*packages: str) -> None:
         MissingPackage: for the first that is not there, with the command to run.
     """
     for package in packages:
-        if package not in sys.modules and not is_installed(package):
+        if sys.modules.get(package) is None and not is_installed(package):
             raise MissingPackage(package, EXTRA_OF[package])
 
 

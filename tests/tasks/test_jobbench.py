@@ -10,7 +10,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from clawgym_env.errors import TaskError
+from clawgym_env.errors import MissingPackage, TaskError
 from clawgym_env.grading.specs import RubricGrading
 from clawgym_env.tasks.jobbench import is_jobbench, load_jobbench
 
@@ -183,7 +183,7 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def test_without_pyarrow_the_command_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_parquet(tmp_path / "tasks.parquet", ROW)
     monkeypatch.setitem(sys.modules, "pyarrow", None)
-    with pytest.raises(TaskError, match=r"Run: pip install 'clawgym\[parquet\]'"):
+    with pytest.raises(MissingPackage, match=r"Run: pip install 'clawgym\[parquet\]'"):
         load_jobbench(path)
 
 
