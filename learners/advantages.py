@@ -98,7 +98,7 @@ def whitened(advantages: Floats, weights: Floats, *, floor: float = DEVIATION_FL
     if not len(advantages) or advantages.min() == advantages.max():
         return np.zeros_like(advantages)
     centred = advantages - weights @ advantages
-    return centred / max(np.sqrt(weights @ centred**2), floor)
+    return centred / max(float(np.sqrt(weights @ centred**2)), floor)
 
 
 def group_metrics(rewards: Floats, keys: Sequence[Hashable]) -> dict[str, float]:

@@ -1,7 +1,8 @@
 """The update every policy-gradient learner shares: rollouts to rows, rows to one clipped, importance-weighted step.
 
 A subclass says what a rollout's advantage is (`grpo` in a dozen lines); the base gives it to every trained token, each
-once. A critic makes it the token's own (`ppo`, through `_look_before` and `_judge`). Invariants: which rollouts count,
+once. A critic makes it the token's own (`ppo`, through `_look_before` and `_judge`). With a mesh, every process calls
+the same methods with the same rollouts (`sharding`; `distributed.lead` sees to it). Invariants: which rollouts count,
 and the normalisers of the loss, are fixed before micro-batching; excluded rollouts are in neither statistics nor loss;
 weights change only inside `Engine.update_weights`.
 """
@@ -17,6 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, cast
 
 import numpy as np
@@ -24,11 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from clawgym_env.engine.base import Engine
+from clawgym_env.extras import require_package
 from clawgym_env.rollout import Exclusion, Rollout
 from clawgym_env.trace.prefix_tree import Selection, TokenRow
-from clawgym_env.extras import require_package
 from learners.advantages import Floats, group_key, group_metrics
 from learners.base import LearnerState
+from learners.distributed import SilentEngine
 from learners.forest import Packing, packed, supported
 from learners.forward import logprobs_of, token_logprobs, trained_hidden
 from learners.interrupts import deferred_interrupt
@@ -44,10 +47,12 @@ from learners.losses import (
 )
 from learners.mix import harness_metrics
 from learners.rows import MicroBatch, TrainingRow, num_trained, trained_rows, training_rows
+from learners.sharding import Processes, gathered
 from learners.statistics import TokenStatistics
 
 if TYPE_CHECKING:
     from peft import LoraConfig
+    from torch.distributed.device_mesh import DeviceMesh
     from transformers import PreTrainedModel
 
     from clawgym_env.policy import Policy
@@ -82,6 +87,7 @@ class PolicyGradientSettings(TypedDict, total=False):
     selection: Selection
     lora: LoraConfig | int | None
     engine: Engine | None
+    mesh: DeviceMesh | None
 
 
 class PolicyGradientLearner(ABC):
@@ -109,6 +115,7 @@ class PolicyGradientLearner(ABC):
         selection: Selection = Selection(),
         lora: LoraConfig | int | None = None,
         engine: Engine | None = None,
+        mesh: DeviceMesh | None = None,
     ) -> None:
         """Take over a policy; its weights are trained in place.
 
@@ -131,6 +138,9 @@ class PolicyGradientLearner(ABC):
             lora: put adapters of this shape into the policy and train them instead of its weights; a number is the
                 rank of adapters on every linear layer.
             engine: what samples from `policy`; None makes the embedded one when first asked for.
+            mesh: the processes that train together, each with a shard of weights, gradients and optimizer state. Rank 0
+                keeps `policy` whole beside its shard and samples; on the others its module is sharded, and nothing
+                samples. `distributed.torchrun_mesh` makes one.
 
         Raises:
             ValueError: settings that contradict each other or the policy, by name.
@@ -162,18 +172,26 @@ class PolicyGradientLearner(ABC):
         self.micro_batch_tokens = micro_batch_tokens
         self.packing: Packing = supported(packing, policy.module)
         self.selection = selection
-        self._engine = engine
+        self.processes = Processes(mesh)
+        self._engine: Engine | None = engine if self.processes.rank == 0 else SilentEngine(policy)
         self._reference = copy.deepcopy(policy.module).requires_grad_(False) if kl_coef else None
         if lora is not None:
             policy.module = _with_adapters(policy.module, lora)
         self._gradient_checkpointing = gradient_checkpointing
         if gradient_checkpointing:
             _enable_checkpointing(policy.module)
-        parameters = [parameter for parameter in policy.module.parameters() if parameter.requires_grad]
+        self._module = self.processes.own(policy.module)
+        """What is trained: the policy's module, or where it is sharded rank 0's shard of it."""
+        self.processes.shard(self._module, self._reference, self._make_critic())
+        parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
         self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
         self._clipped = {"grad/norm": parameters}
         """Parameters whose gradients are scaled down together, by the name of their norm in the metrics."""
         self._loss_coefficients = {"policy": 1.0, "kl": kl_coef, "entropy": -entropy_coef}
+
+    def _make_critic(self) -> nn.Module | None:
+        """Make what judges beside the policy, if anything does; called once, while the policy's weights are whole."""
+        return None
 
     @abstractmethod
     def advantages(self, rollouts: Sequence[Rollout]) -> Floats:
@@ -221,23 +239,32 @@ class PolicyGradientLearner(ABC):
     def state_dict(self) -> LearnerState:
         """Return parameters (frozen ones too), optimizer state, policy version and, with a KL penalty, the reference.
 
-        Tensors are the live ones.
+        Tensors are the live ones. With a mesh they are whole copies on rank 0, and without data elsewhere: what a
+        single process would return, and good for any number of them.
         """
+        return self.processes.whole(self._state())
+
+    def load_state_dict(self, state: LearnerState) -> None:
+        """Continue from what `state_dict` returned, whatever the values of the policy's weights are now.
+
+        With a mesh it is rank 0's state that counts; the others may bring any.
+
+        Raises:
+            ValueError: the parameters are not those of this policy, or adapters are not the same.
+        """
+        self._load_state(self.processes.received(state))
+
+    def _state(self) -> dict[str, object]:
         state = {
-            "parameters": parameters_of(self.policy.module),
+            "parameters": parameters_of(self._module),
             "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy.version,
         }
         return state if self._reference is None else {**state, "reference": parameters_of(self._reference)}
 
-    def load_state_dict(self, state: LearnerState) -> None:
-        """Continue from what `state_dict` returned, whatever the values of the policy's weights are now.
-
-        Raises:
-            ValueError: the parameters are not those of this policy, or adapters are not the same.
-        """
+    def _load_state(self, state: LearnerState) -> None:
         parameters = cast(Mapping[str, Tensor], state["parameters"])
-        own = parameters_of(self.policy.module)
+        own = parameters_of(self._module)
         if different := shapes_of(parameters) ^ shapes_of(own):
             raise ValueError(
                 f"Expected the parameters of {self.policy.name!r}, got others, {min(different)} among them. Load the "
@@ -246,15 +273,33 @@ class PolicyGradientLearner(ABC):
 
         def apply() -> None:
             # Frozen ones too: a checkpoint's folder, from which the policy may come, has adapters merged into them.
-            for name, parameter in own.items():
-                parameter.copy_(parameters[name])
+            self._restore(self._module, parameters)
             if self._reference is not None and "reference" in state:
-                for name, parameter in parameters_of(self._reference).items():
-                    parameter.copy_(cast(Mapping[str, Tensor], state["reference"])[name])
+                self._restore(self._reference, cast(Mapping[str, Tensor], state["reference"]))
+            self.processes.publish(self._module, self.policy.module, frozen=True)
 
-        self._optimizer.load_state_dict(cast(dict[str, Any], state["optimizer"]))
+        self._optimizer.load_state_dict(self._sharded_optimizer(cast(dict[str, Any], state["optimizer"])))
         self.engine().update_weights(apply)
         self.policy.version = cast(int, state["policy_version"])
+
+    def _restore(self, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
+        """Put saved parameters into a module."""
+        for name, parameter in parameters_of(module).items():
+            parameter.copy_(self.processes.like(parameter, saved[name]))
+
+    def _sharded_optimizer(self, state: dict[str, Any]) -> dict[str, Any]:
+        """Return the optimizer's part of a saved state with its tensors as the parameters are that they belong to."""
+        parameters = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return {
+            **state,
+            "state": {
+                index: {
+                    name: value if value.ndim == 0 else self.processes.like(parameters[index], value)
+                    for name, value in own.items()
+                }
+                for index, own in state["state"].items()
+            },
+        }
 
     def _exclusion(self, rollout: Rollout) -> Exclusion | None:
         """Return why a rollout does not count, if so.
@@ -288,8 +333,13 @@ class PolicyGradientLearner(ABC):
         return bool(self.kl_coef or self.entropy_coef or row.advantages.any())
 
     def _packed(self, rows: Sequence[TrainingRow]) -> tuple[list[MicroBatch], dict[str, float]]:
-        """Return micro-batches, and metrics of what they share."""
-        return packed(rows, packing=self.packing, max_tokens=self.micro_batch_tokens, module=self.policy.module)
+        """Return this process's micro-batches, and metrics of what rows share in all of them."""
+        pack = partial(packed, rows, packing=self.packing, module=self._module)
+        batches, sharing = pack(max_tokens=self.micro_batch_tokens)
+        if 0 < len(batches) < self.processes.size:  # cut finer, so that no process is without work
+            positions = sum(batch.token_ids.numel() for batch in batches)
+            batches, sharing = pack(max_tokens=-(-positions // self.processes.size))
+        return self.processes.dealt(batches, device=self._module.device), sharing
 
     def _batch_metrics(self, rollouts: Sequence[Rollout], survivors: Sequence[Survivor]) -> dict[str, float]:
         graded = np.array([rollout.reward for rollout in rollouts if rollout.graded])
@@ -310,30 +360,47 @@ class PolicyGradientLearner(ABC):
         if not batches:
             return {"loss/policy": 0.0, "grad/norm": 0.0}
         statistics = TokenStatistics()
-        totals: defaultdict[str, float] = defaultdict(float)
+        losses: defaultdict[str, float] = defaultdict(float)
+        norms: defaultdict[str, float] = defaultdict(float)
         with self._training():
             with torch.no_grad():
                 batches = self._look_before(batches, survivors)
             for _ in range(self.updates_per_batch):
                 for batch in batches:
                     for name, loss in self._backward(batch, statistics).items():
-                        totals[name] += loss
+                        losses[name] += loss
                 for name, norm in self._step().items():
-                    totals[name] += norm
+                    norms[name] += norm
                 self._optimizer.zero_grad()
+        everywhere = self.processes.total(torch.tensor(list(losses.values()), dtype=torch.float64)).tolist()
+        totals = {**dict(zip(losses, everywhere, strict=True)), **norms}
         metrics = {name: total / self.updates_per_batch for name, total in totals.items()}
-        return {**metrics, **statistics.metrics()}
+        return {**metrics, **statistics.metrics(self.processes)}
 
     def _look_before(self, batches: Sequence[MicroBatch], survivors: Sequence[Survivor]) -> Sequence[MicroBatch]:
         """Return the micro-batches with what has to be known of them before the first step."""
         if self.updates_per_batch == 1:  # π_old = π_θ: the step's own forward pass serves as both
             return batches
-        return [replace(batch, old_logprobs=token_logprobs(self.policy.module, batch)[0]) for batch in batches]
+        return [self.processes.run(partial(self._seen, batch)) for batch in batches]
+
+    def _seen(self, batch: MicroBatch) -> MicroBatch:
+        return replace(batch, old_logprobs=token_logprobs(self._module, batch)[0])
 
     def _backward(self, batch: MicroBatch, statistics: TokenStatistics) -> dict[str, float]:
         """Add a micro-batch's share to the gradient and return its share of the losses."""
-        hidden = trained_hidden(self.policy.module, batch)
-        logprobs, entropies = logprobs_of(self.policy.module, hidden, batch, entropy_gradient=self.entropy_coef > 0)
+        losses: dict[str, Tensor] = {}
+
+        def total() -> Tensor:
+            losses.update(self._losses(batch, statistics))
+            return torch.stack([self._loss_coefficients[name] * loss for name, loss in losses.items()]).sum()
+
+        self.processes.run(total).backward()  # type: ignore[no-untyped-call]
+        return {f"loss/{name}": loss.item() for name, loss in losses.items()}
+
+    def _losses(self, batch: MicroBatch, statistics: TokenStatistics) -> dict[str, Tensor]:
+        """Return a micro-batch's share of the losses, summed under their weights."""
+        hidden = trained_hidden(self._module, batch)
+        logprobs, entropies = logprobs_of(self._module, hidden, batch, entropy_gradient=self.entropy_coef > 0)
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         advantages, losses = self._judge(batch, hidden, statistics)
         importance = importance_weights(old, batch.rollout_logprobs, cap=self.tis_cap, mode=self.tis_mode)
@@ -345,8 +412,6 @@ class PolicyGradientLearner(ABC):
             losses["kl"] = (batch.weights * k3(reference - logprobs)).sum()
         if self.entropy_coef:
             losses["entropy"] = (batch.weights * entropies).sum()
-        total = torch.stack([self._loss_coefficients[name] * loss for name, loss in losses.items()]).sum()
-        total.backward()  # type: ignore[no-untyped-call]
         statistics.add(
             logprobs=logprobs,
             old_logprobs=old,
@@ -357,7 +422,7 @@ class PolicyGradientLearner(ABC):
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
-        return {f"loss/{name}": loss.item() for name, loss in losses.items()}
+        return losses
 
     def _judge(
         self, batch: MicroBatch, hidden: Tensor, statistics: TokenStatistics
@@ -375,7 +440,7 @@ class PolicyGradientLearner(ABC):
     def _step(self) -> dict[str, float]:
         """Take an optimizer step and return the norms of its gradient."""
         norms = {
-            name: float(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm))
+            name: float(gathered(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
             for name, parameters in self._clipped.items()
         }
         if broken := {name: norm for name, norm in norms.items() if not math.isfinite(norm)}:
@@ -386,6 +451,7 @@ class PolicyGradientLearner(ABC):
 
         def apply() -> None:
             self._optimizer.step()
+            self.processes.publish(self._module, self.policy.module, frozen=False)
 
         with deferred_interrupt():
             self.engine().update_weights(apply)
@@ -394,11 +460,11 @@ class PolicyGradientLearner(ABC):
     @contextmanager
     def _training(self) -> Iterator[None]:
         """Transformers recomputes activations in training mode only; nothing else in a policy depends on it."""
-        self.policy.module.train(self._gradient_checkpointing)
+        self._module.train(self._gradient_checkpointing)
         try:
             yield
         finally:
-            self.policy.module.train(False)
+            self._module.train(False)
             self._optimizer.zero_grad()
 
 
@@ -414,6 +480,7 @@ def shapes_of(parameters: Mapping[str, Tensor]) -> set[tuple[str, tuple[int, ...
 
 def _with_adapters(module: PreTrainedModel, shape: LoraConfig | int) -> PreTrainedModel:
     """Put adapters into a module, in place: an engine that already reads it samples through them."""
+    require_package("peft")
     from peft import LoraConfig, get_peft_model
 
     config = shape
@@ -446,4 +513,3 @@ def require(holds: bool, expected: str, got: object) -> None:
     """
     if not holds:
         raise ValueError(f"Expected {expected}, got {got}.")
-    require_package("peft")

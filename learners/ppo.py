@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Unpack, cast
 
 import numpy as np
@@ -92,8 +93,9 @@ class TreePPO(PolicyGradientLearner):
         require(0 < gamma <= 1, "gamma above 0 and at most 1", gamma)
         require(0 <= gae_lambda <= 1, "gae_lambda between 0 and 1", gae_lambda)
         require(deviation_floor >= 0, "deviation_floor of at least 0", deviation_floor)
+        self._critic_kind: CriticKind = critic
+        self._value_trunk_gradient = value_trunk_gradient
         super().__init__(policy, **settings)
-        self.critic = Critic(policy.module, critic, trunk_gradient=value_trunk_gradient)
         self.value_clip = value_clip
         self.gamma = gamma
         self.gae_lambda = gae_lambda
@@ -103,6 +105,10 @@ class TreePPO(PolicyGradientLearner):
         self._optimizer.add_param_group({"params": parameters, "lr": value_learning_rate})
         self._clipped["grad/critic_norm"] = parameters
         self._loss_coefficients["value"] = value_coef
+
+    def _make_critic(self) -> Critic:
+        self.critic = Critic(self.policy.module, self._critic_kind, trunk_gradient=self._value_trunk_gradient)
+        return self.critic
 
     def advantages(self, rollouts: Sequence[Rollout]) -> Floats:
         """Return the rewards; V(s_t) comes off token by token."""
@@ -124,38 +130,34 @@ class TreePPO(PolicyGradientLearner):
         """
         survivors = self._survivors(rollouts)
         batches, sharing = self._packed(self._rows(survivors))
-        num_tokens = sum(num_trained(survivor.rows) for survivor in survivors)
-        returns = self._advantages_on_trees(np.zeros(num_tokens), survivors, gae_lambda=1.0)  # plain discounted rewards
+        # Plain discounted rewards: no value is in them.
+        returns = self._advantages_on_trees(np.zeros(_num_tokens(survivors)), survivors, gae_lambda=1.0)
         statistics, fit = ValueStatistics(), LeastSquares(self.critic.head)
         with torch.no_grad(), self._training():
             for batch in batches:
-                hidden = self.critic.hidden(batch, trained_hidden(self.policy.module, batch))
-                target = _at(batch, returns, self.critic.dtype)
-                statistics.add(self.critic.head(hidden), target)
-                fit.add(hidden, target, batch.weights)
-        if batches:
-            fit.solve(ridge=ridge)
-        return {**self._batch_metrics(rollouts, survivors), **sharing, **statistics.metrics()}
+                self.processes.run(partial(self._observe, batch, returns, statistics, fit))
+            if batches:
+                fit.solve(self.processes, ridge=ridge)
+        return {**self._batch_metrics(rollouts, survivors), **sharing, **statistics.metrics(self.processes)}
 
-    def state_dict(self) -> LearnerState:
-        """Return what the base returns, with the critic. Tensors are the live ones."""
-        return {**super().state_dict(), "critic": parameters_of(self.critic)}
+    def _observe(self, batch: MicroBatch, returns: Floats, statistics: ValueStatistics, fit: LeastSquares) -> None:
+        hidden = self.critic.hidden(batch, trained_hidden(self._module, batch))
+        target = _at(batch, returns, self.critic.dtype)
+        statistics.add(self.critic.head(hidden), target)
+        fit.add(hidden, target, batch.weights)
 
-    def load_state_dict(self, state: LearnerState) -> None:
-        """Continue from what `state_dict` returned.
+    def _state(self) -> dict[str, object]:
+        return {**super()._state(), "critic": parameters_of(self.critic)}
 
-        Raises:
-            ValueError: the state is of another kind of learner, critic or policy.
-        """
+    def _load_state(self, state: LearnerState) -> None:
         saved, own = cast(Mapping[str, Tensor], state.get("critic", {})), parameters_of(self.critic)
         require(
             shapes_of(saved) == shapes_of(own),
             f"the state of a TreePPO with a critic of {len(own)} parameters like this one's",
             f"{len(saved)} parameters",
         )
-        super().load_state_dict(state)
-        for name, parameter in own.items():
-            parameter.copy_(saved[name])
+        super()._load_state(state)
+        self._restore(self.critic, saved)
 
     def _can_move(self, row: TrainingRow) -> bool:
         return True  # what a rollout is worth is learned from any
@@ -164,12 +166,13 @@ class TreePPO(PolicyGradientLearner):
         plain = self.gamma == self.gae_lambda == 1.0 and not self.normalize_advantages
         if plain and self.updates_per_batch == 1:  # G = R: the step's own forward pass says V_old, too
             return batches
-        seen = [self._seen(batch) for batch in batches]
-        values = _flat(seen, [cast(Tensor, batch.old_values) for batch in seen])
+        seen = [self.processes.run(partial(self._seen, batch)) for batch in batches]
+        num_tokens = _num_tokens(survivors)
+        values = self._flat(seen, [cast(Tensor, batch.old_values) for batch in seen], num_tokens)
         advantages = self._advantages_on_trees(values, survivors, gae_lambda=self.gae_lambda)
         returns = advantages + values
         if self.normalize_advantages:
-            weights = _flat(seen, [batch.weights for batch in seen])
+            weights = self._flat(seen, [batch.weights for batch in seen], num_tokens)
             advantages = whitened(advantages, weights, floor=self.deviation_floor)
         dtype = self.critic.dtype
         return [
@@ -178,8 +181,8 @@ class TreePPO(PolicyGradientLearner):
         ]
 
     def _seen(self, batch: MicroBatch) -> MicroBatch:
-        hidden = trained_hidden(self.policy.module, batch)
-        logprobs, _ = logprobs_of(self.policy.module, hidden, batch)
+        hidden = trained_hidden(self._module, batch)
+        logprobs, _ = logprobs_of(self._module, hidden, batch)
         return replace(batch, old_logprobs=logprobs, old_values=self.critic(batch, hidden))
 
     def _judge(
@@ -212,6 +215,13 @@ class TreePPO(PolicyGradientLearner):
             start = own.stop
         return advantages
 
+    def _flat(self, batches: Sequence[MicroBatch], parts: Sequence[Tensor], num_tokens: int) -> Floats:
+        """Put what belongs to the tokens of each micro-batch, shape [M], in the order of the whole batch, shape [U]."""
+        index = torch.cat([batch.index for batch in batches]).cpu()
+        flat = torch.zeros(num_tokens, dtype=torch.float64)
+        flat[index] = torch.cat(list(parts)).double().cpu()
+        return self.processes.total(flat).numpy()
+
     @contextmanager
     def _training(self) -> Iterator[None]:
         self.critic.train(self._gradient_checkpointing)
@@ -222,12 +232,8 @@ class TreePPO(PolicyGradientLearner):
             self.critic.train(False)
 
 
-def _flat(batches: Sequence[MicroBatch], parts: Sequence[Tensor]) -> Floats:
-    """Put what belongs to the tokens of each micro-batch, shape [M], in the order of the batch, shape [U]."""
-    index = torch.cat([batch.index for batch in batches])
-    flat = torch.empty(len(index), dtype=torch.float64, device=index.device)
-    flat[index] = torch.cat(list(parts)).double()
-    return flat.cpu().numpy()
+def _num_tokens(survivors: Sequence[Survivor]) -> int:
+    return sum(num_trained(survivor.rows) for survivor in survivors)
 
 
 def _at(batch: MicroBatch, flat: Floats, dtype: torch.dtype) -> Tensor:

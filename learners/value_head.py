@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from learners.forward import trained_hidden
 from learners.rows import MicroBatch
+from learners.sharding import Processes, gathered
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -28,7 +29,7 @@ class ValueHead(nn.Module):
     def __init__(self, hidden_size: int, *, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32):
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(hidden_size, device=device, dtype=dtype))
-        self.bias = nn.Parameter(torch.zeros((), device=device, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))  # FSDP shards no scalar
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return values; [M, H] to [M]."""
@@ -102,18 +103,20 @@ class LeastSquares:
         self._products += weighted.T @ (returns - self._head(hidden)).double()
 
     @torch.no_grad()
-    def solve(self, *, ridge: float) -> None:
+    def solve(self, processes: Processes, *, ridge: float) -> None:
         """Put the solution into the head.
 
         Args:
+            processes: those that saw a part of the batch each.
             ridge: of the weight, as a part of the mean square of a hidden unit.
         """
-        diagonal = self._moments.diagonal()
+        moments, products = processes.total(self._moments), processes.total(self._products)
+        diagonal = moments.diagonal()
         penalty = torch.full_like(diagonal, ridge * float(diagonal[:-1].mean()))
         penalty[-1] = 0.0
-        change = torch.linalg.solve(self._moments + penalty.diag(), self._products)
-        self._head.weight.add_(change[:-1])
-        self._head.bias.add_(change[-1])
+        change = torch.linalg.solve(moments + penalty.diag(), products)
+        for parameter, part in ((self._head.weight, change[:-1]), (self._head.bias, change[-1:])):
+            parameter.copy_(processes.like(parameter, gathered(parameter) + part))
 
 
 def _trunk_of(policy: PreTrainedModel) -> nn.Module:

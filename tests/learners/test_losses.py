@@ -7,6 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.losses import (
+    TIS_MODES,
+    TisMode,
     clipped_policy_loss,
     clipped_value_loss,
     importance_weights,
@@ -43,6 +45,13 @@ def test_a_clipped_token_has_no_gradient() -> None:
 def test_importance_weights_are_capped_above_only() -> None:
     shift = torch.tensor([0.0, math.log(1.5), math.log(5.0), math.log(0.1)])
     assert importance_weights(shift, torch.zeros(4), cap=2.0).tolist() == pytest.approx([1.0, 1.5, 2.0, 0.1])
+
+
+@given(shifts=st.lists(st.floats(-50, 50), min_size=1), cap=st.floats(1, 10), mode=st.sampled_from(TIS_MODES))
+def test_no_importance_weight_is_above_the_cap(shifts: list[float], cap: float, mode: TisMode) -> None:
+    weights = importance_weights(torch.tensor(shifts), torch.zeros(len(shifts)), cap=cap, mode=mode)
+    assert float(weights.max()) <= torch.tensor(cap)
+    assert float(weights.min()) >= 0.0
 
 
 def test_importance_weights_carry_no_gradient() -> None:

@@ -106,7 +106,7 @@ def test_gradient_of_a_single_rollout_equals_one_computed_by_hand() -> None:
     # 0.5 times the mean of (V - R)^2, which the trunk does not feel.
     slope = 0.5 * 2 * (values - 0.75) / 2
     torch.testing.assert_close(gradient["critic.head.weight"], slope @ hidden)
-    torch.testing.assert_close(gradient["critic.head.bias"], slope.sum())
+    torch.testing.assert_close(gradient["critic.head.bias"], slope.sum()[None])
     assert metrics["loss/value"] == pytest.approx((values - 0.75).square().mean().item(), rel=1e-5)
     assert metrics["value/mean"] == pytest.approx(values.mean().item(), rel=1e-5)
     assert metrics["groups/singleton"] == 1.0
@@ -197,6 +197,19 @@ def test_normalised_advantages_forget_scale_and_level_of_rewards() -> None:
         ([1, 2, 9, 6, 6, 10, 11, 12, 13], [(place, -1 / 10) for place in (2, 5, 6, 7, 8)]),
     ]
     assert_same_gradient(by_hand(make_policy(), paths), policy_gradient(0.7, 0.2))
+
+
+@pytest.mark.parametrize("packing", ["flat", "forest"])
+@pytest.mark.parametrize("steps", [1, 2])
+def test_an_engine_that_agrees_with_the_trainer_gives_weight_one(packing: str, steps: int) -> None:
+    policy = make_policy()
+    prompt, reply = GOOD[0].delta, GOOD[0].reply
+    exact = Turn(prompt, reply, logprobs=reply_logprobs(policy, prompt, reply))
+    rollouts = [make_rollout([exact], reward, group=group) for group, reward in (("g", 1.0), ("h", 0.0))]
+    _, metrics = learn(rollouts, policy=policy, packing=packing, updates_per_batch=steps)
+    assert metrics["tis/mean_abs_w_minus_1"] < 1e-5
+    assert metrics["logprob/max_abs_diff"] < 1e-5
+    assert metrics["tis/clip_fraction"] == 0.0
 
 
 @pytest.mark.parametrize("excluded", [{"reward": None}, {"reward": 1.0, "exclusion": "stale"}])

@@ -10,6 +10,7 @@ from clawgym_env.trace.prefix_tree import Selection
 from learners.forward import trained_hidden
 from learners.ppo import TreePPO
 from learners.rows import MicroBatch, pack, trained_rows, training_rows
+from learners.sharding import Processes
 from learners.value_head import Critic, LeastSquares, ValueHead
 
 
@@ -73,7 +74,7 @@ def fitted(parts: int, *, ridge: float = 0.0, times: int = 1) -> tuple[ValueHead
         fit = LeastSquares(head)
         for piece in torch.arange(60).chunk(parts):
             fit.add(hidden[piece], returns[piece], torch.full((len(piece),), 1 / 60))
-        fit.solve(ridge=ridge)
+        fit.solve(Processes(), ridge=ridge)
     return head, hidden, returns
 
 
@@ -101,5 +102,5 @@ def test_tokens_without_weight_do_not_count() -> None:
     head = ValueHead(1)
     fit = LeastSquares(head)
     fit.add(torch.tensor([[1.0], [2.0], [5.0]]), torch.tensor([1.0, 2.0, -70.0]), torch.tensor([0.5, 0.5, 0.0]))
-    fit.solve(ridge=0.0)
+    fit.solve(Processes(), ridge=0.0)
     assert head(torch.tensor([[3.0]])).item() == pytest.approx(3.0, abs=1e-4)
