@@ -71,7 +71,14 @@ def test_three_updates_through_a_server(tmp_path: Path) -> None:
     train = example()
     with vllm_server("tiny", tmp_path / "log") as url:
         before = sampled(url)
-        args = {"num_updates": 3, "num_tasks": 4, "group_size": 4, "eval_every": 0, "eval_tasks": 2}
+        args = {
+            "num_updates": 3,
+            "num_tasks": 4,
+            "group_size": 4,
+            "eval_every": 0,
+            "eval_tasks": 2,
+            "learning_rate": 1e-3,
+        }
         train.main(train.Args(engine=f"vllm:{url}", output_dir=tmp_path / "run", **args))
         after = sampled(url)
     first = load_policy("tiny", cache=cache_dir())
@@ -93,7 +100,7 @@ def test_three_updates_through_a_server(tmp_path: Path) -> None:
     assert all(record["logprob/max_abs_diff"] < WITHIN for record in records), "every sampled token of every rollout"
     assert gap(first, *before) < WITHIN
     assert gap(last, *after) < WITHIN, "the server has the last weights, and no prefix of older ones"
-    assert gap(first, *after) > 10 * WITHIN, "which are others than the first"
+    assert gap(first, *after) > 5 * WITHIN, "which are others than the first"
 
 
 def test_weights_of_smollm2_arrive_whole(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def serving(fake: FakeVllm, port: int = 0) -> Iterator[FakeVllm]:
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        timeout = 10
 
         def do_GET(self) -> None:
             card = {"id": fake.model, "object": "model", "root": fake.root, "parent": None}
@@ -161,7 +162,7 @@ def serving(fake: FakeVllm, port: int = 0) -> Iterator[FakeVllm]:
             """Stay quiet."""
 
     class Server(ThreadingHTTPServer):
-        daemon_threads = True
+        daemon_threads = False  # joined at the end, so that no socket outlives its test
         request_queue_size = 128
         allow_reuse_address = True
 
@@ -172,6 +173,7 @@ def serving(fake: FakeVllm, port: int = 0) -> Iterator[FakeVllm]:
     try:
         yield fake
     finally:
+        fake.running.set()
         server.shutdown()
         thread.join()
         server.server_close()

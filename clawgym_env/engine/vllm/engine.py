@@ -246,6 +246,7 @@ class VllmEngine:
                 "be sampled from. Give it: registry.engine('vllm:URL', policy=policy), then TreeGRPO(policy, "
                 "engine=...)."
             )
+        self._check_open()
         policy.check_sole(self)
         with self._control:
             if self._settings.sleep:
@@ -277,8 +278,11 @@ class VllmEngine:
                 if not replicas:
                     replicas = [self._awaited()]
                 self._load(replicas)
-            except BaseException as error:
-                raise self._fail(str(error), error) from error
+            except Exception as error:
+                raise self._fail(f"{error or repr(error)}", error) from error
+            except BaseException as interrupt:
+                self._fail(repr(interrupt), interrupt)
+                raise
 
     def sleep(self) -> None:
         """Have the servers free their GPU memory until the next update or call. Blocking.

@@ -34,9 +34,8 @@ class VllmServer:
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        timeout = httpx.Timeout(CONTROL_S, connect=CONNECT_S)
         limits = httpx.Limits(max_keepalive_connections=0)  # after an error vLLM closes what looks open
-        self._client = httpx.Client(base_url=self.url, timeout=timeout, limits=limits, trust_env=False)
+        self._client = httpx.Client(base_url=self.url, limits=limits, trust_env=False)
 
     def card(self) -> Card:
         """Return what the server serves; LoRA adapters are no policies of their own.
@@ -45,12 +44,10 @@ class VllmServer:
             ServerLost: nothing answers there.
             EngineError: something else does.
         """
+        response = self._request("GET", "/v1/models", b"", timeout_s=PROBE_S)
         try:
-            response = self._client.get("/v1/models", timeout=httpx.Timeout(PROBE_S, connect=CONNECT_S))
             response.raise_for_status()
             cards = [card for card in Cards.model_validate_json(response.content).data if card.parent is None]
-        except httpx.TransportError as error:
-            raise self._lost(error) from error
         except (httpx.HTTPError, ValidationError) as error:
             raise EngineError(
                 f"Expected a vLLM server at {self.url}, got {type(error).__name__}: {error}. {START}"
@@ -107,7 +104,7 @@ class VllmServer:
             EngineError: naming the flag that is missing.
         """
         body = request_body(model, prompt, sampling, max_tokens=num_tokens, cache_salt=cache_salt)
-        response = self._request("POST", GENERATE, body)
+        response = self._request("POST", GENERATE, body, timeout_s=PROBE_S)
         if response.status_code in (403, 404, 405):
             raise EngineError(
                 f"Expected the server to answer POST {GENERATE}, got {response.status_code}: it was started without "
@@ -195,14 +192,15 @@ class VllmServer:
         raise_for_status(response, self.url)
         return response
 
-    def _request(self, method: str, path: str, body: bytes) -> httpx.Response:
+    def _request(self, method: str, path: str, body: bytes, *, timeout_s: float = CONTROL_S) -> httpx.Response:
+        timeout = httpx.Timeout(timeout_s, connect=CONNECT_S)
+        headers = {"content-type": "application/json"}
         try:
-            return self._client.request(method, path, content=body, headers={"content-type": "application/json"})
+            return self._client.request(method, path, content=body, headers=headers, timeout=timeout)
         except httpx.TransportError as error:
-            raise self._lost(error) from error
-
-    def _lost(self, error: httpx.TransportError) -> ServerLost:
-        return ServerLost(f"Expected a vLLM server at {self.url}, got {type(error).__name__}: {error}. {START}")
+            raise ServerLost(
+                f"Expected a vLLM server at {self.url}, got {type(error).__name__}: {error}. {START}"
+            ) from error
 
 
 def raise_for_status(response: httpx.Response, url: str) -> None:
