@@ -11,6 +11,7 @@ others.
 
 from __future__ import annotations
 
+import importlib.util
 import socket
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -86,6 +87,7 @@ class NcclSync:
             pool.shutdown(wait=False)  # where the broadcast failed, the server never answers
 
     def _joined(self, server: VllmServer) -> Group:
+        _check_here()
         size = 1 + server.world_size()
         port = _free_port()
         info: dict[str, Json] = {
@@ -98,7 +100,7 @@ class NcclSync:
         pool = ThreadPoolExecutor(1)
         try:  # the server joins inside its answer: both sides at once
             answer = pool.submit(server.update, "init_weight_transfer_engine", {"init_info": info})
-            group = _nccl_group(self._address, port, size)
+            group = _NcclGroup(self._address, port, size)
             answer.result()
         finally:
             pool.shutdown(wait=False)  # where this side cannot join, the other waits until its own limit
@@ -132,23 +134,21 @@ def _checkpoint_tensors(policy: Policy) -> Mapping[str, Tensor]:
     return found
 
 
-def _nccl_group(address: str, port: int, size: int) -> Group:
-    """Meet the server's GPUs.
+def _check_here() -> None:
+    """Check that this process can join a group at all.
 
     Raises:
-        EngineError: vLLM or a GPU is missing here.
+        EngineError: a GPU or vLLM is missing here.
     """
     import torch
 
     if not torch.cuda.is_available():
         raise EngineError("Expected the trainer on a CUDA GPU for sync=nccl, got none. Take sync=file.")
-    try:
-        return _NcclGroup(address, port, size)
-    except ImportError as error:
+    if importlib.util.find_spec("vllm") is None:
         raise EngineError(
-            f"Expected vLLM beside the trainer for sync=nccl, got: {error}. Run: pip install 'clawgym[vllm]', or take "
+            "Expected vLLM beside the trainer for sync=nccl, got none. Run: pip install 'clawgym[vllm]', or take "
             "sync=file, which needs none here."
-        ) from error
+        )
 
 
 def _free_port() -> int:

@@ -71,15 +71,8 @@ def test_three_updates_through_a_server(tmp_path: Path) -> None:
     train = example()
     with vllm_server("tiny", tmp_path / "log") as url:
         before = sampled(url)
-        args = {
-            "num_updates": 3,
-            "num_tasks": 4,
-            "group_size": 4,
-            "eval_every": 0,
-            "eval_tasks": 2,
-            "learning_rate": 1e-3,
-        }
-        train.main(train.Args(engine=f"vllm:{url}", output_dir=tmp_path / "run", **args))
+        size = {"num_updates": 3, "num_tasks": 4, "group_size": 4, "eval_every": 0, "eval_tasks": 2}
+        train.main(train.Args(engine=f"vllm:{url}", learning_rate=1e-3, output_dir=tmp_path / "run", **size))
         after = sampled(url)
     first = load_policy("tiny", cache=cache_dir())
     last = load_policy(tmp_path / "run" / "checkpoint", cache=cache_dir())

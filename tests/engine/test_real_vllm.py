@@ -288,15 +288,15 @@ def test_a_server_sleeps_and_wakes_around_an_update(server: str, policy: Policy)
 def test_serve_prints_the_engine_and_ends_its_server(tmp_path: Path) -> None:
     command = [shutil.which("clawgym") or "clawgym", "serve", "--model", POLICY, "--python", str(PYTHON)]
     command += ["--port", "0", "--context-length", "512", "--log", str(tmp_path / "log")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    try:
-        words = process.stdout.readline().split()
-        assert words[0] == "engine"
-        engine = registry.engine(words[1])
-        asyncio.run(engine.close())
-    finally:
-        process.send_signal(signal.SIGINT)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            words = process.stdout.readline().split()
+            assert words[0] == "engine"
+            engine = registry.engine(words[1])
+            asyncio.run(engine.close())
+        finally:
+            process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
     with pytest.raises(EngineError, match="clawgym serve"):
         registry.engine(words[1])

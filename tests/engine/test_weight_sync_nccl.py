@@ -34,7 +34,8 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> list[Recorder]:
         made.append(Recorder(address, port, size))
         return made[-1]
 
-    monkeypatch.setattr(weight_sync_nccl, "_nccl_group", group)
+    monkeypatch.setattr(weight_sync_nccl, "_NcclGroup", group)
+    monkeypatch.setattr(weight_sync_nccl, "_check_here", lambda: None)
     return made
 
 
@@ -94,4 +95,5 @@ def test_without_a_gpu_it_says_what_to_take_instead(fake: FakeVllm, policy: Poli
     sync.publish(policy)
     with pytest.raises(EngineError, match="sync=file"):
         sync.load([server])
+    assert not fake.controls, "the server waits for nobody"
     server.close()
