@@ -2,8 +2,8 @@
 
 `forward` calls it on the output layer's logits. Autograd would keep a copy of them for each operation of a log-softmax
 and an entropy, and on a CPU reading and writing those copies takes as long as the output layer's product. Here the
-logits alone are kept, and the rest is made of a few rows at a time. Invariant: results and gradients are those of the
-equations, computed in float32 or wider.
+logits alone are kept, the rest is made of a few rows at a time, and the gradient takes the logits' own place.
+Invariant: results and gradients are those of the equations, computed in float32 or wider.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ BLOCK = 1 << 18
 
 
 def logprobs_and_entropies(logits: Tensor, targets: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-    """Return log p_t of each row's target t and the entropy H of each row; both have a gradient, not a second one.
+    """Return log p_t of each row's target t and the entropy H of each row; both have a gradient, once.
 
     log p_v = x_v − log Σ_u exp(x_u) and H = −Σ_v p_v log p_v, with x the logits over the temperature.
 
     Args:
-        logits: shape [M, V], of any float dtype.
+        logits: shape [M, V], of any float dtype. Backward overwrites them: whatever else needs them for a gradient, or
+            a second backward, gets autograd's error about modified tensors.
         targets: shape [M], int64.
         temperatures: shape [M], above 0.
 
@@ -61,7 +62,6 @@ class _Categorical(Function):
         """Take dlog p_t/dx_v = [v = t] − p_v and dH/dx_v = −p_v (log p_v + H); None is a gradient of zero."""
         logits, targets, temperatures, normaliser, entropy = ctx.saved_tensors
         chosen = torch.zeros_like(normaliser) if of_logprobs is None else of_logprobs
-        gradient = torch.empty_like(logits)
         for rows in _blocks(logits):
             logprobs = logits[rows].to(normaliser.dtype) / temperatures[rows, None]
             logprobs -= normaliser[rows, None]
@@ -71,8 +71,8 @@ class _Categorical(Function):
                 pull = chosen[rows, None] + of_entropies[rows, None] * (logprobs + entropy[rows, None])
                 part = logprobs.exp_().mul_(-pull)
             part.scatter_add_(-1, targets[rows, None], chosen[rows, None])
-            gradient[rows] = part.div_(temperatures[rows, None])
-        return gradient, None, None
+            logits[rows] = part.div_(temperatures[rows, None])
+        return logits, None, None
 
 
 def _blocks(logits: Tensor) -> Iterator[slice]:

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 Packing: TypeAlias = Literal["auto", "forest", "flat"]
 PACKINGS: tuple[Packing, ...] = get_args(Packing)
 
-BREAK_EVEN = 1.1
-"""Flat tokens per packed token from which on a forest is taken to be faster than flat rows: a first guess.
+BREAK_EVEN = 1.05
+"""Flat tokens per packed token from which on a forest is faster than flat rows.
 
-What was measured since agrees with it and does not place it better: `benchmarks/forest.py --policy tiny
---part break-even --row-tokens 512 --repeats 3 --no-per-call`, CPU time of flat over forest at ratios 1.00, 1.03, 1.06,
-1.12, 1.28: 0.95, 0.81, 1.00, 1.07, 1.03. Best of 3 at a load average of 23, so good to about a tenth; not measured on a
-larger policy.
+As found by `benchmarks/forest.py --policy tiny --part break-even --row-tokens 512 --no-per-call`: CPU time of flat rows
+over that of forests at ratios of 1.00, 1.03, 1.06, 1.12 and 1.28 is 0.92, 1.09, 1.03, 1.09 and 1.09. Best of 5,
+interleaved, on two cores at a load average of 55, so each is good to about a tenth; an earlier run found 0.81 at 1.03,
+and no less than 1.00 from 1.06 on, as here. Not measured on a larger policy, where products outweigh all else.
 """
 
 Ints: TypeAlias = npt.NDArray[np.int64]

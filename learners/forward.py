@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 LOGITS = 1 << 26
-"""Logits alive at once: 256 MiB in fp32, and as much again for their gradient.
+"""Logits alive at once: 256 MiB in fp32, which their gradient overwrites.
 
 A micro-batch whose trained tokens have more is computed in chunks, each twice: a third more time in the output layer,
 which costs as much as eight layers of a small model with a vocabulary of fifty thousand.

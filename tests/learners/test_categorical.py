@@ -31,7 +31,7 @@ def test_results_and_gradients_are_those_of_autograd(
     weights = torch.linspace(-1, 1, 7, dtype=torch.float64)
     found = []
     for function in (by_autograd, logprobs_and_entropies):
-        results = function(*inputs)
+        results = function(inputs[0].clone(), *inputs[1:])
         terms = [share * (weights * result).sum() for share, result in zip(use, results, strict=True) if share]
         found.append([*results, *torch.autograd.grad(sum(terms, torch.zeros(())), inputs[:1])])
     for theirs, mine in zip(*found, strict=True):
@@ -40,7 +40,7 @@ def test_results_and_gradients_are_those_of_autograd(
 
 def test_half_precision_is_rounded_once() -> None:
     logits, targets, temperatures = example(dtype=torch.bfloat16)
-    logprobs, entropies = logprobs_and_entropies(logits, targets, temperatures)
+    logprobs, entropies = logprobs_and_entropies(logits.clone(), targets, temperatures)
     assert logprobs.dtype == entropies.dtype == torch.float32
     (mine,) = torch.autograd.grad(logprobs.sum(), [logits])
     wide = logits.detach().float().requires_grad_()
@@ -55,12 +55,21 @@ def test_the_entropy_of_the_uniform_distribution_is_the_log_of_its_size() -> Non
 
 def test_hopeless_tokens_and_large_logits_stay_finite() -> None:
     logits = torch.tensor([[1e4, 0.0, -1e4]], requires_grad=True)
-    logprobs, entropies = logprobs_and_entropies(logits, torch.tensor([2]), torch.ones(1))
+    logprobs, entropies = logprobs_and_entropies(logits.clone(), torch.tensor([2]), torch.ones(1))
     assert logprobs.item() == -2e4
     assert entropies.item() == pytest.approx(0.0, abs=1e-6)
     logprobs.sum().backward()  # type: ignore[no-untyped-call]
     assert logits.grad is not None
     assert logits.grad.tolist() == [[-1.0, 0.0, 1.0]]
+
+
+def test_a_second_use_of_overwritten_logits_is_an_error() -> None:
+    logits, targets, temperatures = example()
+    used = logits.clone()
+    both = logprobs_and_entropies(used, targets, temperatures)[0].sum()
+    both.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        both.backward()  # type: ignore[no-untyped-call]
 
 
 def test_no_rows_have_no_results() -> None:
