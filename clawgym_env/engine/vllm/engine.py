@@ -274,10 +274,7 @@ class VllmEngine:
         with self._control:
             try:
                 self._publish()
-                replicas = [replica for replica in self._replicas if not replica.lost]
-                if not replicas:
-                    replicas = [self._awaited()]
-                self._load(replicas)
+                self._load(self._reachable())
             except Exception as error:
                 raise self._fail(f"{error or repr(error)}", error) from error
             except BaseException as interrupt:
@@ -441,6 +438,14 @@ class VllmEngine:
             task.add_done_callback(lambda done: None if done.cancelled() else done.exception())
         return task
 
+    def _reachable(self) -> list[Replica]:
+        """Return the servers that live, at least one; the others are lost, and nothing is sampled from them."""
+        for replica in self._replicas:
+            if not replica.lost and not replica.server.healthy():
+                logger.warning("%s does not answer: the update leaves it out.", replica.server.url)
+                replica.lost = True
+        return [replica for replica in self._replicas if not replica.lost] or [self._awaited()]
+
     def _awaited(self) -> Replica:
         """Return the first server that is back, where all are lost.
 
@@ -452,6 +457,7 @@ class VllmEngine:
             for replica in self._replicas:
                 if replica.server.healthy():
                     self._check(replica.server)
+                    replica.term += 1
                     replica.lost = False
                     return replica
             time.sleep(RETRY_S)
