@@ -1,4 +1,4 @@
-"""Fakes at the two outer borders of a rollout, for tests of everything in between, ours and yours.
+"""Fakes at the two outer borders of a rollout, for tests of everything in between, ours and yours; checks of contracts.
 
 `FakeBackend` opens sandboxes that are temporary folders, `InProcessHarness` is an agent that is one coroutine; proxy,
 runner, pool, tree and store between them are the real ones. Nothing here isolates anything: trusted code only.
@@ -13,6 +13,7 @@ from typing import TypeAlias
 
 import httpx
 
+from clawgym_env.contracts import check_backend, check_engine
 from clawgym_env.errors import SandboxError
 from clawgym_env.harness import HarnessAdapter, HarnessContext, HarnessExit
 from clawgym_env.messages import Dialect
@@ -27,6 +28,8 @@ __all__ = [
     "FakeSandbox",
     "InProcessHarness",
     "answer_once",
+    "check_backend",
+    "check_engine",
     "descendants",
     "is_running",
 ]
