@@ -69,7 +69,7 @@ def failure_rule(stop_reason: StopReason, *, policy_asked: bool) -> FailureRule:
 
 
 def failure_table() -> str:
-    """Return `FAILURE_RULES` as the Markdown table of the README."""
+    """Return `FAILURE_RULES` as the Markdown table of docs/guarantees.md."""
     words = {
         _SCORED: "graded and trained on",
         _TRIED_AGAIN: f"run again, {_TRIED_AGAIN.retries} times at most, then left out",
