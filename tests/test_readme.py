@@ -209,14 +209,14 @@ def commands(one: Section) -> Iterator[str]:
 def test_every_flag_that_is_shown_exists(capsys: pytest.CaptureFixture[str]) -> None:
     helps: dict[tuple[str, ...], str] = {}
     for line in (line for one in sections() for line in commands(one)):
-        flags = set(re.findall(r"(?<!\w)--([a-z][a-z-]*)", line)) - {"help"}
+        flags = set(re.findall(r"(?<!\w)--([a-z][a-z0-9-]*)", line)) - {"help"}
         words = tuple(line.split()[:3])
         if words[0] == "clawgym":
             if words[:2] not in helps:
                 with pytest.raises(SystemExit):
                     cli.main([words[1], "--help"])
                 helps[words[:2]] = capsys.readouterr().out
-            assert flags <= set(re.findall(r"--([a-z][a-z-]*)", helps[words[:2]])), line
+            assert flags <= set(re.findall(r"--([a-z][a-z0-9-]*)", helps[words[:2]])), line
         elif words[0] == "python" and words[1].endswith(".py"):
             for script in re.sub(r"\{(.*)\}", lambda names: names[1].split(",")[0], words[1]).split():
                 source = (ROOT / script).read_text(encoding="utf-8")
