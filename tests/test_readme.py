@@ -122,6 +122,14 @@ def test_every_dependency_and_every_extra_has_its_line() -> None:
     )
 
 
+def test_every_extra_that_is_to_be_installed_exists() -> None:
+    setup = configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    shown = re.findall(r"pip install '(?:clawgym|\.)\[([^\]]+)\]'", TEXT)
+    assert shown
+    assert {name for names in shown for name in names.split(",")} <= set(setup["options.extras_require"])
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_every_link_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))

@@ -35,18 +35,18 @@ PYTHON: Mapping[str, How] = {
     "README.md: The loop": How(
         marks=("policy",),
         smaller={
-            "num_envs=64": "num_envs=4",
+            "num_envs=64": "num_envs=2",
             "group_size=8": "group_size=2",
-            "zeros(64": "zeros(4",
+            "zeros(64": "zeros(2",
             "range(20)": "range(1)",
         },
     ),
     "environments.md: A step": How(
         marks=("policy",),
         smaller={
-            "num_envs=8": "num_envs=4",
+            "num_envs=8": "num_envs=2",
             "group_size=4": "group_size=2",
-            "zeros(8": "zeros(4",
+            "zeros(8": "zeros(2",
             "as_completed(16)": "as_completed(2)",
         },
     ),
