@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -78,4 +79,6 @@ class FileSync:
         if self._own is None:
             memory = Path("/dev/shm")
             self._own = Path(tempfile.mkdtemp(prefix="clawgym-weights-", dir=memory if memory.is_dir() else None))
+            # An engine that nobody closes must not keep a model in memory.
+            weakref.finalize(self, shutil.rmtree, self._own, ignore_errors=True)
         return self._own
