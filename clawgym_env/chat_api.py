@@ -218,7 +218,7 @@ class ChatApi:
     Args:
         url: up to and including `/v1`.
         model: as the endpoint knows it.
-        api_key: sent as bearer token.
+        api_key: sent as bearer token, without white space around it.
         timeout_s: of one request.
         max_retries: how often one request is sent again (429, 5xx, no connection, no answer).
         backoff_s: wait before the second try, doubled with every further one.
@@ -246,9 +246,13 @@ class ChatApi:
             )
         if "@" in url.split("/")[2] or "?" in url:  # results and errors name the address
             raise ValueError("Expected an address without a user, password or query, got one. Give the key as api_key.")
+        try:
+            httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"Expected an address such as http://127.0.0.1:8000/v1, got {url!r}: {error}.") from None
         self.url = url.rstrip("/")
         self.model = model
-        self._api_key = api_key
+        self._api_key = _usable_key(api_key)
         self._timeout_s = timeout_s
         self._max_retries = max_retries
         self._backoff_s = backoff_s
@@ -338,6 +342,14 @@ class ChatApi:
         return answer
 
 
+def _usable_key(api_key: str) -> str:
+    """Return a key without the line end of the file it came from; errors about odd headers would show the key."""
+    key = api_key.strip()
+    if not re.fullmatch(r"[!-~]*", key):
+        raise ValueError("Expected an API key of printable ASCII without blanks, got other characters. Copy it again.")
+    return key
+
+
 async def _received(response: httpx.Response) -> _Answer:
     """Read an answer to its end, or as much as is allowed."""
     body = bytearray()
@@ -371,5 +383,6 @@ def _asked_wait_s(answer: _Answer) -> float | None:
         return max(0.0, float(answer.retry_after))
     with suppress(ValueError):
         until = parsedate_to_datetime(answer.retry_after)
+        until = until if until.tzinfo is not None else until.replace(tzinfo=UTC)  # of a date that names no zone
         return max(0.0, (until - datetime.now(UTC)).total_seconds())
     return None

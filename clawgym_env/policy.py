@@ -23,13 +23,13 @@ from weakref import ReferenceType
 from clawgym_env import chat_template
 from clawgym_env.errors import EngineError, EngineNameError, PolicyNotBuilt
 from clawgym_env.extras import require_package
-from clawgym_env.tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
     from transformers import PreTrainedModel
 
     from clawgym_env.engine.base import Engine
+    from clawgym_env.tokenizer import TextTokenizer
 
 BUILDERS: Mapping[str, str] = MappingProxyType({"tiny": "learners.tiny:build", "smollm2": "learners.smollm2:build"})
 """Policies this project builds itself: name to `build(folder: Path) -> None`."""
@@ -166,6 +166,7 @@ def load_text(spec: str | Path, *, cache: Path, renderer: str | None = None) -> 
             f"got {str(spec)!r}."
         )
     from clawgym_env.rendering import make_renderer, renderer_kind
+    from clawgym_env.tokenizer import TextTokenizer
 
     note = _read_json(folder / _NOTE)
     config = _read_json(folder / "config.json")

@@ -102,8 +102,9 @@ def test_a_failure_that_may_pass_is_met_by_another_try(failure: Answer) -> None:
         ("0.2", 60.0, "in 0.2 s"),
         ("3600", 0.1, "in 0.1 s"),
         (format_datetime(datetime.now(UTC) + timedelta(days=1), usegmt=True), 0.1, "in 0.1 s"),
+        (format_datetime(datetime.now() + timedelta(days=2)), 0.1, "in 0.1 s"),
     ],
-    ids=["seconds", "too long", "a date"],
+    ids=["seconds", "too long", "a date", "a date without a zone"],
 )
 def test_the_wait_that_a_server_asks_for_is_kept_as_far_as_is_allowed(
     asked: str, most: float, waited: str, caplog: pytest.LogCaptureFixture
@@ -191,7 +192,18 @@ def test_the_key_is_in_no_error_and_no_log(answer: Reply, caplog: pytest.LogCapt
     assert "sk-secret" not in f"{caught.value!r} {caught.value.__dict__} {caplog.text}"
 
 
-@pytest.mark.parametrize("url", ["host/v1", "http://me:pass@host/v1", "http://host/v1?key=1"])
+def test_a_line_end_around_a_key_is_not_sent_and_an_odd_key_is_refused_without_showing_it() -> None:
+    fake, _ = ask([said("hi")], api_key=" sk-secret\n")
+    assert fake.headers[0]["authorization"] == "Bearer sk-secret"
+    for key in ("sk-\nsecret", "sk-sécret"):
+        with pytest.raises(ValueError, match="Expected an API key") as caught:
+            ChatApi("http://host/v1", "m", api_key=key)
+        assert "cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "url", ["http://host:port/v1", "http://[::1/v1", "host/v1", "http://me:pass@host/v1", "http://host/v1?key=1"]
+)
 def test_an_address_that_is_none_or_holds_a_secret_is_refused(url: str) -> None:
     with pytest.raises(ValueError, match="Expected") as caught:
         ChatApi(url, "m")

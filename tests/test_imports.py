@@ -49,7 +49,14 @@ def within(name: str, packages: set[str]) -> bool:
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
-@pytest.mark.parametrize("statement", ["import clawgym_env", "from clawgym_env import RolloutVectorEnv, rollouts"])
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "import clawgym_env",
+        "from clawgym_env import CallEnv, RolloutVectorEnv, rollouts",
+        "import clawgym_env.wrappers",
+    ],
+)
 def test_importing_the_package_pulls_in_nothing_heavy(statement: str) -> None:
     code = f"{statement}\nimport sys\nprint(*(name for name in {HEAVY} if name in sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
