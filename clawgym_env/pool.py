@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
+import logging
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -23,6 +24,8 @@ from clawgym_env.tasks.task import Limits
 if TYPE_CHECKING:
     from clawgym_env.proxy.app import ProxyServer
     from clawgym_env.trace.store import RolloutStore
+
+logger = logging.getLogger(__name__)
 
 __all__ = ["RolloutPool", "RolloutRequest", "ServedPolicy"]
 
@@ -168,6 +171,15 @@ class RolloutPool:
                 last = rollout.stop_reason is StopReason.GRADER_ERROR or request.attempt >= rule.retries
                 if last or not request.repeatable():
                     break
+                logger.warning(
+                    "Rollout %s stopped after %.0f s (%s: %s): attempt %d of %d",
+                    rollout.id,
+                    rollout.timing.get("total", 0.0),
+                    rollout.stop_reason.value,
+                    rollout.error.strip().rpartition("\n")[2],
+                    request.attempt + 2,
+                    rule.retries + 1,
+                )
                 request = dataclasses.replace(request, attempt=request.attempt + 1)
             if self._store is not None:
                 await self._store.add_rollout(rollout)

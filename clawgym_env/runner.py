@@ -44,6 +44,8 @@ MODEL_NAME = "policy"
 OUTPUT_LIMIT = 64 << 10
 LIFETIME_SLACK_S = 900.0
 """Of a sandbox, for filling, settling, copying and waiting for a slow engine, before the reaper may take it."""
+PROBE_S = 10.0
+"""How long a sandbox may take to show that it lives."""
 SETTLE_QUIET_S = 0.05
 """Short: every process that could make a call is dead by then, only what is already in flight can still arrive."""
 
@@ -241,7 +243,7 @@ class Runner:
                 progress.rewritten_calls = session.num_rewritten_calls
                 response = progress.exit.response if progress.exit is not None else ""
                 progress.outcome = Outcome(response, session.conversation())
-                _blame(request, session, progress)
+                _blame(request, session, progress, wall_clock_s=limits.wall_clock_s)
             finally:
                 await asyncio.shield(listener.close())
             clock = _lap(progress, "settle", clock)
@@ -375,11 +377,13 @@ async def _judge_exit(harness: asyncio.Future[HarnessExit], sandbox: Sandbox, pr
     if progress.exit.timed_out:
         progress.stop(StopReason.WALL_CLOCK)
     elif progress.exit.exit_code != 0:
-        await sandbox.exec(["true"])  # raises SandboxError: then the harness is not to blame
+        # Raises SandboxError where the harness is not to blame. No wall clock runs any more, and what an agent may have
+        # put in place of `true` need not end.
+        await sandbox.exec(["true"], timeout_s=PROBE_S)
         progress.stop(StopReason.HARNESS_ERROR, f"The harness exited with code {progress.exit.exit_code}.")
 
 
-def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress) -> None:
+def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress, *, wall_clock_s: float) -> None:
     """Let what the proxy saw overrule how the harness says it ended: its exit code is not trusted."""
     ended_by_itself = progress.stop_reason in (StopReason.COMPLETED, StopReason.HARNESS_ERROR)
     if session.engine_error is not None:
@@ -392,6 +396,12 @@ def _blame(request: RolloutRequest, session: RolloutSession, progress: _Progress
         elif progress.stop_reason is StopReason.CONTEXT_LENGTH:
             progress.error = (
                 f"Expected a first prompt within the policy's {session.context_length} tokens, got a longer one."
+            )
+        elif progress.stop_reason is StopReason.WALL_CLOCK:
+            got = "none" if session.last_request_at is not None else "no request from the harness"
+            progress.error = (
+                f"Expected a reply to the task within {wall_clock_s:g} s, got {got}. "
+                "Give more wall clock, or run fewer rollouts at once."
             )
 
 

@@ -308,6 +308,32 @@ def test_a_wall_clock_before_the_first_call_is_not_graded() -> None:
 
     rollout = run(slow_start, limits=Limits(wall_clock_s=0.1))
     assert (rollout.stop_reason, rollout.graded, rollout.id) == (StopReason.WALL_CLOCK, False, "group/0~2")
+    assert rollout.error.startswith("Expected a reply to the task within 0.1 s, got no request from the harness.")
+
+
+def test_another_attempt_is_told_with_what_it_cost_and_why(caplog: pytest.LogCaptureFixture) -> None:
+    rollout = run(never_ask)
+    assert rollout.id == "group/0~2"
+    told = [record.getMessage() for record in caplog.records if record.name == "clawgym_env.pool"]
+    assert [message.partition(" stopped after ")[0] for message in told] == ["Rollout group/0", "Rollout group/0~1"]
+    assert told[1].endswith("(harness_error: The harness ended without asking the model for the task.): attempt 3 of 3")
+
+
+class TrueNeverEnds(CrashingHarness):
+    """Leaves a `true` behind that waits for ever."""
+
+    async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
+        exit = await super().run(sandbox, context)
+        assert isinstance(sandbox, FakeSandbox)
+        await sandbox.write_file("/root/bin/true", b"#!/bin/sh\nexec /bin/sleep 3600\n", mode=0o755)
+        sandbox._environment["PATH"] = sandbox._path("/root/bin")
+        return exit
+
+
+def test_a_sandbox_has_limited_time_to_show_that_it_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clawgym_env.runner.PROBE_S", 0.3)
+    rollout = run(harness=TrueNeverEnds(ask_once))
+    assert (rollout.stop_reason, rollout.harness_exit_code, rollout.graded) == (StopReason.HARNESS_ERROR, 3, True)
 
 
 def test_a_first_prompt_that_never_fits_is_not_graded_and_not_retried() -> None:

@@ -44,7 +44,8 @@ class CommonRolloutArgs:
     max_calls: int | None = None
     """Model calls of one rollout; the task's own limit where not given."""
     wall_clock: float | None = None
-    """Seconds of one rollout's harness; the task's own limit where not given."""
+    """Seconds of one run of a harness; the task's own limit where not given. Without one call to the model until then
+    (it may be slow to start) it is run again, twice at most."""
     max_concurrency: int = 1
     """Harnesses alive at once."""
     seed: int = 0
