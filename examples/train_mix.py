@@ -43,17 +43,17 @@ class Args:
     """How often each harness's groups come; all alike by default."""
     policy: str = "tiny"
     """tiny, smollm2 or a Hugging Face folder."""
-    tasks: str = "bundled:level=1-2"
+    tasks: str = "bundled:level=1"
     """A task set by name or path; the cold start needs one that knows its solutions."""
     demonstrations: int = 64
     """Played through each harness before the first update and imitated; 0: none."""
     epochs: int = 4  # over the demonstrations
-    num_updates: int = 12
-    num_pairs: int = 8
+    num_updates: int = 10
+    num_pairs: int = 16
     """Groups per update, each of one task through one harness."""
-    group_size: int = 8
+    group_size: int = 4
     """Rollouts of each pair per update."""
-    eval_every: int = 6
+    eval_every: int = 10
     """Updates between evaluations on held-out tasks; also before the first and after the last. 0: never."""
     eval_tasks: int = 32
     """Tasks held out; each is evaluated through every harness."""
