@@ -56,8 +56,10 @@ class ControlGroups:
                         return None
             except OSError:
                 return None
+            _weigh(v1["cpu"] / "cpu.shares", 1024, most=262_144)
             return cls(v1, unified=False)
         if v2 is not None and _delegate(v2) and _delegate(v2 / _PARENT):
+            _weigh(v2 / _PARENT / "cpu.weight", 100, most=10_000)
             return cls({"": v2 / _PARENT}, unified=True)
         return None
 
@@ -179,6 +181,17 @@ def _delegate(path: Path) -> bool:
     except OSError:
         return False
     return True
+
+
+def _weigh(file: Path, one: int, *, most: int) -> None:
+    """Let all sandboxes together weigh as much as one process for each core: by default they weigh as a single one.
+
+    Args:
+        one: the weight of one process.
+        most: what the kernel accepts.
+    """
+    with suppress(OSError):
+        _write(file, min(most, one * (os.cpu_count() or 1)))
 
 
 def _kill_processes(group: Path) -> None:

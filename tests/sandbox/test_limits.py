@@ -47,6 +47,14 @@ def test_version_one_limits_are_written_per_hierarchy(tmp_path: Path) -> None:
     assert {(path / "cgroup.procs").read_text() for path in group.paths} == {"123"}
 
 
+def test_all_sandboxes_together_weigh_as_much_as_a_process_for_each_core(tmp_path: Path) -> None:
+    cores = os.cpu_count() or 1
+    assert ControlGroups.find(v1_mounts(tmp_path)) is not None
+    assert (tmp_path / "cpu,cpuacct" / "clawgym" / "cpu.shares").read_text() == str(min(262_144, 1024 * cores))
+    assert ControlGroups.find(mounts_file(tmp_path, f"cgroup2 {tmp_path} cgroup2 rw 0 0")) is not None
+    assert (tmp_path / "clawgym" / "cpu.weight").read_text() == str(min(10_000, 100 * cores))
+
+
 def test_version_two_limits_are_written_in_one_directory(tmp_path: Path) -> None:
     groups = ControlGroups.find(mounts_file(tmp_path, f"cgroup2 {tmp_path} cgroup2 rw 0 0"))
     assert groups is not None
