@@ -12,7 +12,7 @@ import asyncio
 import logging
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -68,6 +68,14 @@ class RelaySettings:
     """Requests under way at once."""
 
 
+@dataclass(frozen=True, slots=True)
+class _ToldCall:
+    """What an API wants to see again of a tool call; arguments, which may be long, are the harness's to keep."""
+
+    id: str | None
+    extra: Mapping[str, Json]
+
+
 class RelayEngine:
     """Satisfies `engine.base.RelayingEngine`. Made by `connect`; used on one event loop."""
 
@@ -82,8 +90,8 @@ class RelayEngine:
         self._reasoning_effort = reasoning_effort
         self._reasoning_field: Literal["reasoning_content", "reasoning"] | None = None
         """Under which name the API tells its reasoning; it gets back under the same what the harness sends back."""
-        self._calls: OrderedDict[str, ApiCall] = OrderedDict()
-        """By the id that harnesses are given. The API sees its own ids again, and what else it put into a call."""
+        self._calls: OrderedDict[str, _ToldCall] = OrderedDict()
+        """By the id that harnesses are given."""
         self._running = asyncio.Event()
         self._running.set()
 
@@ -214,9 +222,9 @@ class RelayEngine:
     def _wire_call(self, call: ToolCall) -> dict[str, Json]:
         """Return a call as the harness tells it, under the API's own id and with what else it put into it."""
         known = self._calls.get(bare_id(call.id))
-        extra: dict[str, Json] = {} if known is None else dict(known.model_extra or {})
+        extra: Mapping[str, Json] = {} if known is None else known.extra
         function: dict[str, Json] = {"name": call.name, "arguments": well_formed(call.arguments) or "{}"}
-        return extra | {"id": _own_id(known) or call.id, "type": "function", "function": function}
+        return {**extra, "id": _own_id(known) or call.id, "type": "function", "function": function}
 
     def _message(self, reply: ChatReply) -> Message:
         """Return what the harness is told, tool calls under ids that no other call has."""
@@ -232,7 +240,7 @@ class RelayEngine:
     def _remembered(self, call: ApiCall) -> ToolCall:
         # Servers count from 0 in every reply, or in letters that harnesses strip.
         call_id = f"call{secrets.token_hex(12)}"
-        self._calls[call_id] = call
+        self._calls[call_id] = _ToldCall(call.id, call.model_extra or {})
         if len(self._calls) > REMEMBERED_CALLS:
             self._calls.popitem(last=False)
         return ToolCall(call_id, well_formed(call.function.name), arguments_text(call.function.arguments))
@@ -308,7 +316,7 @@ def _told_window(api: ChatApi, api_key: str) -> int | None:
     return next((card.window for card in own or (cards if len(cards) == 1 else [])), None)
 
 
-def _own_id(call: ApiCall | None) -> str | None:
+def _own_id(call: _ToldCall | None) -> str | None:
     return None if call is None else call.id
 
 

@@ -8,16 +8,15 @@ Invariant: a copy or a pickle of an environment is a new one made with the same 
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from types import FunctionType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
+from gymnasium.envs.registration import EnvSpec
 from pydantic import BaseModel
-
-if TYPE_CHECKING:
-    from gymnasium.envs.registration import EnvSpec
 
 _PLAIN = (str, int, float, Path, Enum, BaseModel, FunctionType, type(None))
 
@@ -57,6 +56,34 @@ def unshare(value: Any) -> Any:
     return value
 
 
+class OwnSpec(EnvSpec):
+    """The spec of an environment of ours, which says what to do where it cannot be JSON."""
+
+    def to_json(self) -> str:
+        """Return it as JSON, for `EnvSpec.from_json`.
+
+        Raises:
+            TypeError: a keyword, of the environment or of a wrapper, is no plain data.
+        """
+        try:
+            return super().to_json()
+        except TypeError:
+            keywords = [self.kwargs, *(wrapper.kwargs or {} for wrapper in self.additional_wrappers)]
+            live = [name for given in keywords for name, value in given.items() if not _is_json(value)]
+            raise TypeError(
+                f"Expected keywords that are plain data, got objects for {', '.join(live)}. Give names or import paths "
+                "instead ('scripted:FILE', 'module:attribute'), or keep the environment by copy.deepcopy or pickle."
+            ) from None
+
+
+def _is_json(value: object) -> bool:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 class SharesLiveKeywords:
     """Mixed into an environment: its spec and itself survive `copy.deepcopy`, and pickling where its keywords do."""
 
@@ -80,6 +107,7 @@ class SharesLiveKeywords:
     def spec(self, spec: EnvSpec | None) -> None:
         if spec is not None:
             spec = copy.copy(spec)
+            spec.__class__ = OwnSpec
             spec.kwargs = share(spec.kwargs)
         self._spec = spec
 

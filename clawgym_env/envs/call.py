@@ -176,8 +176,8 @@ class CallEnv(SharesLiveKeywords, gym.Env[TextOrIds, TextOrIds]):
             outcome = self._outcome(action, episode.asked)
             try:
                 shared_loop().run(episode.answer(outcome))
-            except BaseException:
-                self._episode = None
+            except BaseException:  # Ctrl-C, which may have come before the episode could see to its own end
+                self._end()
                 raise
         rollout = episode.rollout
         if rollout is None:

@@ -69,7 +69,11 @@ class CallEpisode:
         )
         try:
             await asyncio.wait({sampled, self._running}, return_when=asyncio.FIRST_COMPLETED)
-            return dataclasses.replace(sampled.result(), sampling=sampling) if sampled.done() else over
+            if not sampled.done():
+                return over
+            generation = sampled.result()
+            # An engine that drew nothing, such as one that relays, has said so.
+            return dataclasses.replace(generation, sampling=generation.sampling or sampling)
         except ClawGymError as error:
             return error
         finally:
@@ -90,12 +94,13 @@ class CallEpisode:
     async def _advance(self) -> None:
         asking = asyncio.create_task(self._engine.next_call())
         try:
-            await asyncio.wait({asking, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            try:
+                await asyncio.wait({asking, self._running}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                await _cancelled(asking)
         except asyncio.CancelledError:  # Ctrl-C in the middle of a step
             await self.end()
             raise
-        finally:
-            await _cancelled(asking)
         self.asked = None
         if self._running.done():
             self.rollout = self._running.result()[0]

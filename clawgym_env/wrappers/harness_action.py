@@ -24,12 +24,13 @@ class Choices:
 
     def __init__(self, harnesses: Sequence[str], policies: Sequence[str]) -> None:
         self.names = tuple((harness, policy) for harness in harnesses for policy in policies)
+        self.space = spaces.Discrete(len(self.names))
         self._num_policies = len(policies)
 
     def split(self, action: np.integer[Any] | int) -> tuple[int, int]:
         """Return the numbers of harness and policy of an action."""
-        if not 0 <= action < len(self.names):
-            raise ValueError(f"Expected an action of Discrete({len(self.names)}), got {action!r}.")
+        if not self.space.contains(action):
+            raise ValueError(f"Expected an action of {self.space}, got {action!r}.")
         harness, policy = divmod(int(action), self._num_policies)
         return harness, policy
 
@@ -56,7 +57,7 @@ class HarnessAction(gym.Wrapper[dict[str, Any], Any, dict[str, Any], Any], Recor
         self._base = base
         self._choices = Choices(base.harness_names, base.policy_names)
         self.choices = self._choices.names
-        self.action_space = spaces.Discrete(len(self.choices))
+        self.action_space = self._choices.space
         self.observation_space = without_harness(env.observation_space)
 
     def reset(

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium import spaces
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
@@ -88,7 +87,7 @@ class HarnessAction(VectorWrapper[Batch, Any, Batch, Any, npt.NDArray[Any]]):
         self._base = base
         self._choices = Choices(base.harness_names, base.policy_names)
         self.choices = self._choices.names
-        self.single_action_space = spaces.Discrete(len(self.choices))
+        self.single_action_space = self._choices.space
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.single_observation_space = without_harness(env.single_observation_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import pickle
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import SyncVectorEnv
 
 import clawgym_env
+from clawgym_env._loop import BackgroundLoop
 from clawgym_env.engine import base
 from clawgym_env.engine.base import Generation, SamplingParams, call_in_hand
 from clawgym_env.engine.scripted import ScriptedEngine, tool_call
@@ -477,6 +479,39 @@ class Knowing(ScriptedEngine):
     async def generate(self, prompt_token_ids: Sequence[int] | base.TokenIds, sampling: SamplingParams) -> Generation:
         self.knew = call_in_hand().id
         return await super().generate(prompt_token_ids, sampling)
+
+
+class Quoting(ScriptedEngine):
+    """An engine that draws nothing and says so."""
+
+    async def generate(self, prompt_token_ids: Sequence[int] | base.TokenIds, sampling: SamplingParams) -> Generation:
+        generation = await super().generate(prompt_token_ids, sampling)
+        return dataclasses.replace(generation, sampling=sampling.model_copy(update={"given": True}))
+
+
+def test_what_an_engine_says_it_did_not_draw_stays_marked() -> None:
+    with made() as env:
+        env.reset()
+        for _ in range(2):
+            *_, info = env.step(env.unwrapped.sample(Quoting(["a draft"])))  # type: ignore[attr-defined]
+    assert [call.sampling.given for call in info["rollout"].tree] == [True, True]
+
+
+def test_ctrl_c_before_a_step_has_begun_ends_the_episode_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(loop: BackgroundLoop, coroutine: Coroutine[Any, Any, Any]) -> None:
+        monkeypatch.undo()
+        coroutine.close()
+        raise KeyboardInterrupt
+
+    with made() as env:
+        env.reset()
+        running = env.unwrapped._episode._running  # type: ignore[attr-defined]
+        monkeypatch.setattr(BackgroundLoop, "run", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            env.step("one")
+        assert running.done()
+        with pytest.raises(ResetNeeded):
+            env.step("one")
 
 
 def test_an_engine_that_samples_for_the_caller_knows_the_call_and_a_changed_action_is_a_given_one() -> None:

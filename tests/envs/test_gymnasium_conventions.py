@@ -192,6 +192,13 @@ def test_a_vector_spec_of_strings_survives_json() -> None:
             assert again.reset(seed=1)[1]["task_id"].tolist() == envs.reset(seed=1)[1]["task_id"].tolist()
 
 
+def test_a_spec_with_live_keywords_says_why_it_cannot_be_json_and_what_to_do() -> None:
+    with contextlib.closing(gym.make(MINI, **keywords())) as env:
+        assert env.spec is not None
+        with pytest.raises(TypeError, match=r"objects for harness, tasks, engine, sandbox, grader\. Give names or"):
+            env.spec.to_json()
+
+
 def test_a_pickled_environment_is_a_new_one_made_with_the_same_keywords() -> None:
     with contextlib.closing(gym.make(MINI, **STRINGS)) as env, contextlib.closing(copied(env)) as again:
         assert isinstance(again.unwrapped, RolloutEnv)

@@ -93,8 +93,9 @@ def test_an_action_picks_harness_and_policy(env: gym.Env[Any, Any]) -> None:
         assert observation in wrapped.observation_space
         assert (info["rollout"].harness, info["rollout"].policy) == choice
     wrapped.reset(options={"task_id": "short"})
-    with pytest.raises(ValueError, match=r"Discrete\(4\), got 4"):
-        wrapped.step(4)
+    for action in (4, -1, 1.5):
+        with pytest.raises(ValueError, match=r"Discrete\(4\), got"):
+            wrapped.step(action)
 
 
 def test_choosing_a_harness_keeps_task_and_group_and_gives_seeds_of_its_own(env: gym.Env[Any, Any]) -> None:
