@@ -52,8 +52,8 @@ CREATE TABLE batches (
 CREATE TABLE cursor (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 COMMIT;
 """
-"""`reward` is NULL without a grade, `api_*` unless the call was relayed, `routed_experts` (a NumPy file) unless a mixture
-of experts answered and told. `batches` holds the order in which an update trains its rollouts."""
+"""`reward` is NULL without a grade, `api_*` unless the call was relayed, `routed_experts` (a NumPy file) unless a
+mixture of experts answered and told. `batches` holds the order in which an update trains its rollouts."""
 
 Cell: TypeAlias = Union[str, bytes, int, float, None]
 Row: TypeAlias = dict[str, Cell]
