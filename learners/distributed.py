@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
@@ -56,7 +56,9 @@ def torchrun_mesh(device: str = "cpu") -> Iterator[DeviceMesh | None]:
 def lead(learner: L, train: Callable[[L], None]) -> None:
     """Run `train(learner)` on rank 0, while the others do with their learners what it does with its own.
 
-    Returns on all processes when it has ended. Alone, it is a plain call.
+    Returns on all processes when it has ended, also by an error of `train`, which is raised on rank 0. An error of the
+    learner itself is raised where it happened; `torchrun` ends the other processes when that one ends. Alone, it is a
+    plain call.
 
     Args:
         learner: made by every process in the same way.
@@ -72,7 +74,7 @@ def lead(learner: L, train: Callable[[L], None]) -> None:
         try:
             train(cast(L, leader))
         except BaseException:
-            with suppress(RuntimeError):  # the others may have failed in the same way, and be gone
+            if not leader.failed:
                 leader.stop()
             raise
         leader.stop()
@@ -83,6 +85,8 @@ class _Leader:
 
     def __init__(self, learner: PolicyGradientLearner) -> None:
         self._learner = learner
+        self.failed = False
+        """Whether a call failed here: the others are somewhere within it, and no message would reach them there."""
 
     @property
     def policy(self) -> Policy:
@@ -104,16 +108,27 @@ class _Leader:
         return cast(LearnerState, self._together("state_dict"))
 
     def load_state_dict(self, state: LearnerState) -> None:
-        # The state goes its own way, tensor by tensor.
-        self._learner.processes.told(("load_state_dict", ({},), {}))
-        self._learner.load_state_dict(state)
+        # The others get the state on its own way, tensor by tensor.
+        self._tell("load_state_dict", {})
+        self._do("load_state_dict", state)
 
     def stop(self) -> None:
-        self._learner.processes.told((STOP, (), {}))
+        self._tell(STOP)
 
     def _together(self, name: str, *arguments: object, **settings: object) -> Any:
+        self._tell(name, *arguments, **settings)
+        return self._do(name, *arguments, **settings)
+
+    def _tell(self, name: str, *arguments: object, **settings: object) -> None:
+        if self.failed:
+            raise RuntimeError(f"Expected no {name!r} after a call that failed: the other processes hear nothing more.")
         self._learner.processes.told((name, arguments, settings))
-        return getattr(self._learner, name)(*arguments, **settings)
+
+    def _do(self, name: str, *arguments: object, **settings: object) -> Any:
+        self.failed = True
+        result = getattr(self._learner, name)(*arguments, **settings)
+        self.failed = False
+        return result
 
 
 def _follow(learner: PolicyGradientLearner) -> None:

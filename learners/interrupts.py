@@ -13,7 +13,8 @@ from types import FrameType
 def deferred_interrupt() -> Iterator[None]:
     """Hold SIGINT back until the body has ended, then let it act as it would have.
 
-    Off the main thread, where no signal arrives, this does nothing.
+    An error of the body goes before it: a step that failed half-way is not to be taken for one that was interrupted,
+    after which a checkpoint is written. Off the main thread, where no signal arrives, this does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -29,5 +30,5 @@ def deferred_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-        if arrived:
-            signal.raise_signal(signal.SIGINT)
+    if arrived:
+        signal.raise_signal(signal.SIGINT)

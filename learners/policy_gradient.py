@@ -215,7 +215,7 @@ class PolicyGradientLearner(ABC):
 
         Raises:
             ValueError: a trained call was sampled with top-p, top-k or temperature 0.
-            FloatingPointError: the gradient is not finite; the weights are as before.
+            FloatingPointError: the gradient is not finite; its step of `updates_per_batch` is not taken.
         """
         started = time.perf_counter()
         survivors = self._survivors(rollouts)

@@ -38,3 +38,13 @@ def test_another_thread_may_use_it() -> None:
     thread.start()
     thread.join()
     assert done == [True]
+
+
+def test_an_error_goes_before_an_interrupt_so_that_half_a_step_is_not_saved() -> None:
+    def work() -> None:
+        with deferred_interrupt(), deferred_interrupt():
+            signal.raise_signal(signal.SIGINT)
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        work()
