@@ -80,6 +80,7 @@ def test_an_update_is_sampled_from_and_dated(at: tuple[FakeVllm, Weights], polic
     assert [(span.version, span.start, span.end) for span in after.policy_versions] == [(1, 0, 6)]
     assert server.controls == [
         "/pause?mode=keep&clear_cache=true",
+        "/update_weight_version",
         "/collective_rpc",
         "/update_weight_version",
         "/resume",
@@ -229,6 +230,53 @@ def test_a_reload_names_the_weights_since_the_server_does_not(at: tuple[FakeVllm
     assert first != server.weights != "default"
 
 
+def test_half_loaded_weights_have_no_name_that_is_trusted(at: tuple[FakeVllm, Weights], policy: Policy) -> None:
+    server, weights = at
+    engine = bound(server, policy)
+    before = server.weights
+    weights.breaks_after = 3
+    with pytest.raises(WeightSyncError):
+        engine.update_weights(lambda: moved(policy))
+    assert server.weights != before, "else a sequence that somebody resumes would be dated by the weights before"
+    with pytest.raises(ForeignWeights):
+        engine._version_of(server.weights)
+
+
+def test_a_failed_update_gives_up_the_calls_that_wait_for_their_turn_too(
+    at: tuple[FakeVllm, Weights], policy: Policy
+) -> None:
+    server, weights = at
+    engine = bound(server, policy, max_concurrency=1)
+    server.asked.clear()
+    server.stalls = True
+
+    async def run() -> list[Generation | BaseException]:
+        calls = [asyncio.ensure_future(engine.generate(PROMPT, SamplingParams())) for _ in range(3)]
+        await asyncio.to_thread(server.begun.wait, 30)
+        weights.breaks_after = 3
+        with pytest.raises(WeightSyncError):
+            await asyncio.to_thread(engine.update_weights, lambda: moved(policy))
+        answers = await asyncio.gather(*calls, return_exceptions=True)
+        await engine.close()
+        return answers
+
+    answers = asyncio.run(run())
+    assert all(isinstance(answer, EngineError) for answer in answers), answers
+    assert len(server.asked) == 1, "the others would hang at a server that stays paused"
+
+
+def test_a_server_that_comes_back_is_compared_whatever_it_calls_its_weights(
+    at: tuple[FakeVllm, Weights], policy: Policy, folder: Path
+) -> None:
+    server, weights = at
+    engine = bound(server, policy)
+    weights.module.load_state_dict(make_policy(folder, seed=3).module.state_dict())
+    weights.clear()
+    engine._replicas[0].lost = True
+    with pytest.raises(EngineError, match="off by"):
+        ask(engine)
+
+
 # Others at the same server, and around the update.
 
 
@@ -310,6 +358,7 @@ def test_on_one_gpu_the_server_sleeps_while_the_trainer_works(at: tuple[FakeVllm
         "/sleep?level=1&mode=keep",
         "step",
         "/wake_up?tags=weights",
+        "/update_weight_version",
         "/collective_rpc",
         "/update_weight_version",
         "/wake_up?tags=kv_cache",

@@ -22,6 +22,7 @@ from clawgym_env.errors import EngineError
 WATCH_S = 60.0
 """A server that has been silent for so long on a call is asked whether it lives."""
 UNAVAILABLE = (502, 503, 504)
+GIVEN_UP = "Expected an answer, but the call was given up: look for what failed before, or for who closed the engine."
 
 
 @dataclass(slots=True, eq=False)
@@ -44,6 +45,8 @@ class Calls:
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency
         self._lanes: dict[asyncio.AbstractEventLoop, _Lane] = {}
+        self._given_up = 0
+        """Counts the times that all calls were given up, those too that wait for their turn."""
         self._guard = threading.Lock()
 
     async def ask(self, replica: Replica, body: bytes) -> Choice:
@@ -54,9 +57,12 @@ class Calls:
             EngineError: it refuses, or answers something else.
         """
         lane = self._lane()
+        before = self._given_up
         replica.in_flight += 1
         try:
             async with lane.turns[replica.server.url]:
+                if self._given_up != before:
+                    raise EngineError(GIVEN_UP)
                 response = await self._watched(lane, replica, body)
         finally:
             replica.in_flight -= 1
@@ -67,11 +73,13 @@ class Calls:
 
     def cancel(self) -> None:
         """Give up all calls; each is raised as an `EngineError`. From any thread."""
+        self._given_up += 1
         for loop, lane in self._open_lanes():
             loop.call_soon_threadsafe(_cancel, lane)
 
     async def close(self) -> None:
         """Give up all calls and close the connections."""
+        self._given_up += 1
         for loop, lane in self._open_lanes():
             if loop is asyncio.get_running_loop():
                 await _close(lane)
@@ -108,7 +116,7 @@ class Calls:
                 if not await asyncio.to_thread(server.healthy):
                     raise ServerLost(f"Expected {server.url}/health to answer during a call, got no 200.")
             if task.cancelled():
-                raise EngineError("Expected an answer, but the call was given up: look for what failed before.")
+                raise EngineError(GIVEN_UP)
             return task.result()
         except httpx.TransportError as error:
             raise ServerLost(

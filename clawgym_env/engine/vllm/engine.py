@@ -48,6 +48,8 @@ ATTEMPTS = 4
 """Times one call is asked, where servers are lost or turn out to be restarted."""
 RETRY_S = 0.5
 """Between two looks for a lost server."""
+LOADING = "loading"
+"""What a server calls its weights while they change: of no version, so that nothing is taken from a half-loaded one."""
 
 
 class VllmEngine:
@@ -380,6 +382,7 @@ class VllmEngine:
                 server.wake("weights")
             else:
                 server.pause_and_clear()
+            server.name_weights(LOADING)
         self._sync.load(servers)
         for server in servers:
             server.name_weights(self._weights)
@@ -401,7 +404,7 @@ class VllmEngine:
         logger.info("%s: log-probabilities within %.1e nats of the trainer's.", server.url, difference)
 
     def _fail(self, why: str, cause: BaseException) -> WeightSyncError:
-        """Let nobody sample any more; servers stay paused where they can be told so."""
+        """Let nobody sample any more, and give up all calls; a server that was being loaded stays paused."""
         error = WeightSyncError(
             f"Expected every vLLM server to take the trainer's weights, got: {why} What they hold is not to be sampled "
             "from: nothing is until a reload succeeds. Look at the servers' logs; after a crash start them again and "
@@ -483,12 +486,14 @@ class VllmEngine:
             if (model := server.card().id) != self._model:
                 raise EngineError(f"Expected model {self._model!r} at {server.url}, got {model!r}.")
             self._check(server)
-            if self._weights is not None and server.weights_name() != self._weights:  # it was started anew
-                self._publish()
-                server.pause_and_clear()
-                self._sync.load([server])
-                server.name_weights(self._weights)
-                server.resume()
+            if self._weights is not None:
+                if server.weights_name() != self._weights:  # it was started anew, or has missed an update
+                    self._publish()
+                    server.pause_and_clear()
+                    server.name_weights(LOADING)
+                    self._sync.load([server])
+                    server.name_weights(self._weights)
+                    server.resume()
                 self._compare(server)
             if self._paused:
                 server.pause()

@@ -182,12 +182,14 @@ def _version_spans(
 ) -> tuple[VersionSpan, ...]:
     found: list[VersionSpan] = []
     for span in spans:
-        version = version_of(span.version)
         if span.start != (found[-1].end if found else 0) or span.end < span.start:
             raise EngineError(f"Expected weight_versions that follow each other, got {spans}.")
+        if span.end == span.start:
+            continue  # of no token: weights that it was only paused under
+        version = version_of(span.version)
         if found and found[-1].version == version:
             found[-1] = VersionSpan(version, found[-1].start, span.end)
-        elif span.end > span.start:
+        else:
             found.append(VersionSpan(version, span.start, span.end))
     if (found[-1].end if found else 0) != count:
         raise EngineError(f"Expected the weight_versions of {count} tokens, got {spans}. Update vLLM.")
