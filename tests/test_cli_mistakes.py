@@ -155,9 +155,10 @@ def test_the_traceback_is_shown_to_whoever_asks_for_it(
     assert text.splitlines()[-1].startswith("clawgym: Expected a harness")
 
 
-def test_a_bug_keeps_its_traceback() -> None:
+@pytest.mark.parametrize("error", ["KeyError", "ValueError"])
+def test_a_bug_keeps_its_traceback(error: str) -> None:
     code = "import sys; from clawgym_env import cli; sys.exit(cli.main(sys.argv[1:]))"
-    bug = "def Broken():\n    raise KeyError('a bug')\n"
+    bug = f"def Broken():\n    raise {error}('a bug')\n"
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         [sys.executable, "-c", f"import sys, types\nm = types.ModuleType('buggy'); exec({bug!r}, m.__dict__)\n"

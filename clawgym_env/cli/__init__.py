@@ -54,7 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         with _sigterm_interrupts():
             return _run(sys.argv[1:] if argv is None else argv) or 0
-    except _errors.EXPECTED as error:
+    except Exception as error:
+        if not _errors.on_purpose(error):
+            raise
         if isinstance(error, BrokenPipeError):
             return _reader_gone()
         if os.environ.get(DEBUG, "0") not in ("", "0"):

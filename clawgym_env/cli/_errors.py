@@ -11,9 +11,14 @@ import pydantic
 from clawgym_env.errors import ClawGymError, UsageError
 
 FAILED, USAGE = 1, 2
-EXPECTED = (ClawGymError, OSError, ImportError, ValueError)
-"""What a command may end with; a `ValueError` is an argument's, as pydantic's `ValidationError` is."""
 _NOT_FOUND = (FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError)
+
+
+def on_purpose(error: Exception) -> bool:
+    """Whether an error was raised to be read: ours, the machine's, or a `ValueError` that says what was expected."""
+    if isinstance(error, ValueError) and not isinstance(error, ClawGymError | OSError | pydantic.ValidationError):
+        return str(error).startswith("Expected")
+    return isinstance(error, ClawGymError | OSError | ImportError | pydantic.ValidationError)
 
 
 def exit_code(error: BaseException) -> int:
