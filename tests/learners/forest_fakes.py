@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 import torch
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers import (
     LlamaConfig,
@@ -25,6 +28,8 @@ from transformers import (
 from clawgym_env.policy import Policy
 from clawgym_env.trace.prefix_tree import TokenRow
 from learners.rows import TrainingRow
+
+Gradient = dict[str, Tensor]
 
 VOCAB = 16
 
@@ -128,3 +133,24 @@ class InFloat64(TorchFunctionMode):
         if func is torch.Tensor.float:
             return args[0].to(torch.float64)
         return func(*map(wide, args), **wide_kwargs)
+
+
+def enable_checkpointing(module: Any) -> None:
+    """Make a module compute activations twice, in training mode."""
+    enable = getattr(module, "activation_checkpointing_enable", None) or module.gradient_checkpointing_enable
+    # Backward runs outside of the modes that were on in the forward pass.
+    modes = (InFloat64, InFloat64) if module.dtype == torch.float64 else (nullcontext, nullcontext)
+    enable({"use_reentrant": False, "context_fn": lambda: (modes[0](), modes[1]())})
+
+
+def worst(mine: Gradient, theirs: Gradient, *, relative_to_all: bool) -> float:
+    """The largest L2 difference of a parameter's gradient, relative to its own norm or that of all."""
+    assert mine.keys() == theirs.keys()
+    whole = math.sqrt(sum(float(part.square().sum()) for part in theirs.values()))
+    assert whole > 1e-3
+    differences = []
+    for name, part in theirs.items():
+        # A part that is all but zero has no direction to compare (keys' biases: softmax does not see them).
+        own = max(float(part.norm()), 1e-6 * whole)
+        differences.append(float((mine[name] - part).norm()) / (whole if relative_to_all else own))
+    return max(differences)
