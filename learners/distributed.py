@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 L = TypeVar("L", bound="PolicyGradientLearner")
 STOP = "stop"
+NOTHING: tuple[str, tuple[object, ...], dict[str, object]] = ("", (), {})
+"""What the others say while rank 0 says what it does."""
 
 
 @contextmanager
@@ -136,7 +138,7 @@ def _follow(learner: PolicyGradientLearner) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         while True:
-            name, arguments, settings = learner.processes.told(("", (), {}))
+            name, arguments, settings = learner.processes.told(NOTHING)
             if name == STOP:
                 return
             getattr(learner, name)(*arguments, **settings)

@@ -159,6 +159,7 @@ class PolicyGradientLearner(ABC):
         kinds = (selection.main, selection.compaction, selection.subagent, selection.auxiliary, selection.dead)
         require("train" in kinds, "a selection that trains some kind of call", selection)
         _refuse_stochastic(policy.module)
+        _refuse_changed_logits(policy.module)
         self.policy = policy
         self.clip_low = clip_low
         self.clip_high = clip_high
@@ -503,6 +504,15 @@ def _refuse_stochastic(module: nn.Module) -> None:
     for name, part in module.named_modules():
         rate = part.p if isinstance(part, nn.Dropout) else getattr(part, "attention_dropout", 0.0)
         require(not rate, f"a policy without dropout (sampling has none), in {name}", rate)
+
+
+def _refuse_changed_logits(module: PreTrainedModel) -> None:
+    """Refuse a model that does more to its logits than its output layer, which is all that `forward` computes."""
+    config = module.config.get_text_config()
+    plain = {"final_logit_softcapping": None, "logit_scale": 1.0, "logits_scaling": 1.0, "lm_head_multiplier": 1.0}
+    for setting, value in plain.items():
+        found = getattr(config, setting, value)
+        require(found == value, f"a policy whose logits are those of its output layer, without {setting}", found)
 
 
 def require(holds: bool, expected: str, got: object) -> None:

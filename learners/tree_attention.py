@@ -227,7 +227,7 @@ class SegmentAttention:
             )
 
         # Backward of a split joins the gradients; that of a slice would fill all T tokens with zeros, per segment.
-        all_queries, all_keys, all_values = (states.split(self._sizes, dim=2) for states in (query, key, value))
+        all_queries, all_keys, all_values = (torch.split(states, self._sizes, dim=2) for states in (query, key, value))
         outputs = []
         for queries, path in zip(all_queries, self._paths, strict=True):
             keys, values = (_joined([parts[i] for i in path]) for parts in (all_keys, all_values))
@@ -235,7 +235,7 @@ class SegmentAttention:
                 outputs.append(attend(queries, keys, values, None))
                 continue
             seen = keys.shape[2] - queries.shape[2]
-            for chunk in queries.split(CHUNK, dim=2):
+            for chunk in torch.split(queries, CHUNK, dim=2):
                 seen += chunk.shape[2]
                 mask = self._mask(chunk.shape[2], seen, query)
                 outputs.append(attend(chunk, _first(keys, seen), _first(values, seen), mask))

@@ -330,6 +330,12 @@ def test_a_policy_with_dropout_is_refused() -> None:
         TreeGRPO(make_policy(attention_dropout=0.1))
 
 
+@pytest.mark.parametrize(("setting", "value"), [("final_logit_softcapping", 30.0), ("logits_scaling", 8.0)])
+def test_a_policy_that_changes_its_logits_is_refused(setting: str, value: float) -> None:
+    with pytest.raises(ValueError, match=setting):
+        TreeGRPO(make_policy(**{setting: value}))
+
+
 def test_another_learner_is_one_method() -> None:
     class Reinforce(PolicyGradientLearner):
         def advantages(self, rollouts: Sequence[Rollout]) -> Floats:
