@@ -7,7 +7,12 @@ import os
 import signal
 import warnings
 
+import hypothesis
 import pytest
+
+# An example's time says how busy the machine is, nothing of the code; a slow draw says no more.
+hypothesis.settings.register_profile("clawgym", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("clawgym")
 
 
 def pytest_configure(config: pytest.Config) -> None:

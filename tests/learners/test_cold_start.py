@@ -84,7 +84,7 @@ def test_only_what_the_assistant_would_sample_carries_loss() -> None:
     lengths=st.lists(st.integers(2, 20), min_size=1, max_size=4),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_sharing_the_prefix_changes_neither_loss_nor_gradient(shared: int, lengths: list[int], seed: int) -> None:
     module = small_module()
     rng = np.random.default_rng(seed)

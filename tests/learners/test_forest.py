@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from forest_fakes import FAMILIES, make_model, make_row, tries
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM, PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
@@ -70,7 +70,6 @@ def test_the_first_token_of_a_branch_is_predicted_by_the_last_of_its_parent() ->
     assert forest.predictors.tolist() == [1, 1]
 
 
-@settings(deadline=None)
 @given(rows=tries(), max_tokens=st.integers(1, 60))
 def test_every_term_is_predicted_from_its_own_row_at_its_own_position(rows: list[TrainingRow], max_tokens: int) -> None:
     forests = plant(rows, max_tokens=max_tokens)
@@ -95,7 +94,6 @@ def test_every_term_is_predicted_from_its_own_row_at_its_own_position(rows: list
         assert mine[2:] == pytest.approx(theirs[2:])
 
 
-@settings(deadline=None)
 @given(rows=tries(), max_tokens=st.integers(1, 60))
 def test_segments_hold_exactly_the_allowed_pairs(rows: list[TrainingRow], max_tokens: int) -> None:
     for forest in plant(rows, max_tokens=max_tokens):
@@ -111,7 +109,6 @@ def test_segments_hold_exactly_the_allowed_pairs(rows: list[TrainingRow], max_to
         assert torch.equal(mask, layout.allowed())
 
 
-@settings(deadline=None)
 @given(rows=tries())
 def test_no_packed_token_has_a_twin_and_no_segment_could_be_longer(rows: list[TrainingRow]) -> None:
     (forest,) = plant(rows, max_tokens=10_000)
@@ -125,7 +122,6 @@ def test_no_packed_token_has_a_twin_and_no_segment_could_be_longer(rows: list[Tr
         assert children != [histories[after.start]]
 
 
-@settings(deadline=None)
 @given(rows=tries(), max_tokens=st.integers(1, 60))
 def test_a_budget_is_kept_but_for_rows_that_exceed_it_alone(rows: list[TrainingRow], max_tokens: int) -> None:
     longest = max(len(row) for row in rows)
@@ -151,7 +147,6 @@ def test_small_tries_share_a_micro_batch() -> None:
     assert [forest.token_ids.numel() for forest in plant(rows, max_tokens=10)] == [10, 10]
 
 
-@settings(deadline=None)
 @given(rows=tries(), seed=st.integers(0, 100))
 def test_the_order_in_which_rows_arrive_does_not_matter(rows: list[TrainingRow], seed: int) -> None:
     shuffled = [rows[i] for i in np.random.default_rng(seed).permutation(len(rows))]

@@ -73,7 +73,7 @@ MODELS = {
 @pytest.mark.parametrize("kernel", ["segment", "dense"])
 @pytest.mark.parametrize("checkpointed", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(rows=tries(), max_tokens=st.sampled_from([10, 30, 10_000]))
 def test_gradients_of_random_trees_are_those_of_flat_rows(
     family: str, checkpointed: bool, kernel: Kernel, rows: list[TrainingRow], max_tokens: int

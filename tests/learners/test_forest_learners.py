@@ -139,7 +139,7 @@ def group(good: Sequence[Turn] = GOOD, bad: Sequence[Turn] = BAD, name: str = "g
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointed"])
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("kind", LEARNERS)
-@settings(max_examples=2, deadline=None)
+@settings(max_examples=2)
 @given(rollouts=batches(), max_tokens=st.sampled_from([12, 10_000]))
 def test_updates_on_random_trees_are_those_of_flat_rows(
     kind: str, steps: int, checkpointing: bool, rollouts: list[Rollout], max_tokens: int

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from learners.losses import (
@@ -47,7 +47,6 @@ def test_importance_weights_are_capped_above_only() -> None:
     assert importance_weights(shift, torch.zeros(4), cap=2.0).tolist() == pytest.approx([1.0, 1.5, 2.0, 0.1])
 
 
-@settings(deadline=None)
 @given(shifts=st.lists(st.floats(-50, 50), min_size=1), cap=st.floats(1, 10), mode=st.sampled_from(TIS_MODES))
 def test_no_importance_weight_is_above_the_cap(shifts: list[float], cap: float, mode: TisMode) -> None:
     weights = importance_weights(torch.tensor(shifts), torch.zeros(len(shifts)), cap=cap, mode=mode)

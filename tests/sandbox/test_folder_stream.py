@@ -42,7 +42,7 @@ names = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.dictionaries(st.lists(names, min_size=1, max_size=3).map(tuple), st.binary(max_size=50), max_size=6))
 def test_a_folder_survives_the_way_there_and_back(
     tmp_path_factory: pytest.TempPathFactory, files: dict[tuple[str, ...], bytes]

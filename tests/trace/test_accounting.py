@@ -104,7 +104,7 @@ def rollout(doings: list[str]) -> PrefixTree:
     return tree
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(deeds, st.one_of(st.just(Selection()), selections))
 def test_every_sampled_token_is_in_exactly_one_named_bucket(doings: list[str], selection: Selection) -> None:
     tree = rollout(doings)
@@ -117,7 +117,7 @@ def test_every_sampled_token_is_in_exactly_one_named_bucket(doings: list[str], s
     assert tree.delivered_fraction == (delivered / tree.num_completion_tokens if tree.num_completion_tokens else 1.0)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(deeds, st.one_of(st.just(Selection()), selections))
 def test_trained_tokens_are_those_of_the_bucket_each_once_after_its_own_prompt(
     doings: list[str], selection: Selection
@@ -136,7 +136,7 @@ def test_trained_tokens_are_those_of_the_bucket_each_once_after_its_own_prompt(
     assert not any(tree[index].starved or tree[index].state == "undelivered" for index in seen)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(deeds)
 def test_by_default_only_the_main_agents_live_replies_are_trained(doings: list[str]) -> None:
     tree = rollout(doings)

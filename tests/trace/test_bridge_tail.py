@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 import renderers.gpt_oss
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from model_families import PlainHarmony
 from renderers.base import Renderer
@@ -94,7 +94,7 @@ replies = st.lists(
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=40)
 @given(st.lists(turns, max_size=3), replies, new_messages, st.booleans())
 def test_the_tail_of_the_prompt_is_all_a_bridge_needs(
     name: str, before: list[list[Message]], reply: list[str], new: list[Message], closed: bool

@@ -537,7 +537,7 @@ def trained_rows(tree: PrefixTree) -> list[tuple[bytes, bytes, bytes]]:
     return sorted((row.token_ids.tobytes(), row.loss_mask.tobytes(), row.logprobs.tobytes()) for row in tree.rows())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(steps, min_size=1, max_size=3), st.data())
 def test_conversations_that_interleave_give_the_same_trajectories_in_any_order(
     scripts: list[list[str]], data: st.DataObject
@@ -550,7 +550,7 @@ def test_conversations_that_interleave_give_the_same_trajectories_in_any_order(
     assert mixed.buckets() == in_turn.buckets()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.lists(steps, min_size=1, max_size=3), st.data())
 def test_prompts_hold_every_kept_reply_as_sampled_and_nothing_twice(
     scripts: list[list[str]], data: st.DataObject

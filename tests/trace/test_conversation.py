@@ -222,7 +222,7 @@ def test_few_shot_replies_that_no_policy_gave_are_left_out() -> None:
     assert told(agent) == [("user", "Example?"), ("user", "Write hello."), ("assistant", "Done.")]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.sampled_from(["user", "tool", "two tools", "lost", "retry"]), min_size=1, max_size=12))
 def test_whatever_the_turns_every_word_is_told_once_and_in_order(moves: Sequence[str]) -> None:
     agent = Agent()

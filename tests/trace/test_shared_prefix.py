@@ -24,7 +24,7 @@ def shared_by_comparison(tree: PrefixTree, index: int) -> int:
     return longest
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(deeds)
 def test_a_prompt_shares_all_it_can_with_its_relatives(doings: list[str]) -> None:
     tree = rollout(doings)

@@ -85,7 +85,7 @@ def test_a_loaded_rollout_equals_the_stored_one(tmp_path: Path) -> None:
         assert_same_rollout(store.load(graded.id), graded)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 10_000))
 def test_any_tree_survives_the_way_to_disk(seed: int, tmp_path_factory: pytest.TempPathFactory) -> None:
     rollout = some_rollout(tree=some_tree(seed))

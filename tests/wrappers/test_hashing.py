@@ -6,13 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym_env.wrappers.hashing import hashed_text
 
 
-@settings(deadline=None)
 @given(st.text(), st.integers(1, 64))
 def test_every_text_has_a_bounded_vector_of_the_given_size(text: str, size: int) -> None:
     features = hashed_text(text, size)
