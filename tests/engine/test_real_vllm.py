@@ -6,9 +6,9 @@ A server takes a minute to start and gigabytes to install, so this is no part of
 from __future__ import annotations
 
 import asyncio
-import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -286,7 +286,7 @@ def test_a_server_sleeps_and_wakes_around_an_update(server: str, policy: Policy)
 
 
 def test_serve_prints_the_engine_and_ends_its_server(tmp_path: Path) -> None:
-    command = [shutil.which("clawgym") or "clawgym", "serve", "--model", POLICY, "--python", str(PYTHON)]
+    command = [sys.executable, "-m", "clawgym_env.cli", "serve", "--model", POLICY, "--python", str(PYTHON)]
     command += ["--port", "0", "--context-length", "512", "--log", str(tmp_path / "log")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
