@@ -65,9 +65,11 @@ async def _check_engine(engine: Engine, max_tokens: int) -> None:
 def _check_generation(generation: Generation, engine: Engine, max_tokens: int, version: int) -> None:
     ids, logprobs, spans = generation.token_ids, generation.logprobs, generation.policy_versions
     stops = set(engine.renderer.get_stop_token_ids())
-    assert ids.dtype == np.int32 and ids.ndim == 1, "token_ids are a vector of int32"  # noqa: PT018
-    assert logprobs.dtype == np.float32 and logprobs.shape == ids.shape, "a float32 log-probability per id"  # noqa: PT018
-    assert np.isfinite(logprobs).all() and (logprobs <= 0).all(), "log-probabilities are finite, in nats"  # noqa: PT018
+    assert ids.ndim == 1, "token_ids are a vector"
+    assert ids.dtype == np.int32, "token_ids are int32"
+    assert logprobs.shape == ids.shape, "a log-probability per id"
+    assert logprobs.dtype == np.float32, "log-probabilities are float32"
+    assert (np.isfinite(logprobs) & (logprobs <= 0)).all(), "log-probabilities are finite, in nats"
     assert len(ids) <= max_tokens, "no more than max_tokens are sampled"
     assert not stops & set(ids[:-1].tolist()), "generation ends at the first stop id"
     ended = bool(len(ids)) and int(ids[-1]) in stops

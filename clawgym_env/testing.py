@@ -28,6 +28,7 @@ __all__ = [
     "FakeSandbox",
     "InProcessHarness",
     "answer_once",
+    "chat_url",
     "check_backend",
     "check_engine",
     "descendants",
@@ -64,10 +65,7 @@ class InProcessHarness(HarnessAdapter):
 
     async def run(self, sandbox: Sandbox, context: HarnessContext) -> HarnessExit:
         """Run `act`; needs a `FakeSandbox`, whose port is reachable from this process."""
-        if not isinstance(sandbox, FakeSandbox):
-            raise SandboxError(f"Expected a FakeSandbox, got {type(sandbox).__name__}. Pass sandbox=FakeBackend().")
-        key = context.base_url.rpartition("/")[2]
-        url = f"http://127.0.0.1:{sandbox.port}/r/{key}/v1/chat/completions"
+        url = chat_url(sandbox, context)
         history: list[dict[str, str]] = json.loads(await sandbox.read_file(HISTORY)) if context.resume else []
         async with httpx.AsyncClient(timeout=context.wall_clock_s, trust_env=False, verify=False) as client:
 
@@ -83,6 +81,18 @@ class InProcessHarness(HarnessAdapter):
             answer = await self._act(ask, sandbox, context)
         await sandbox.write_file(HISTORY, json.dumps(history).encode())
         return HarnessExit(0, answer.encode(), b"", answer)
+
+
+def chat_url(sandbox: Sandbox, context: HarnessContext) -> str:
+    """Return where a rollout in a fake sandbox has its chat completions, seen from this process.
+
+    Raises:
+        SandboxError: the sandbox is no `FakeSandbox`, whose port alone is reachable from here.
+    """
+    if not isinstance(sandbox, FakeSandbox):
+        raise SandboxError(f"Expected a FakeSandbox, got {type(sandbox).__name__}. Pass sandbox=FakeBackend().")
+    key = context.base_url.rpartition("/")[2]
+    return f"http://127.0.0.1:{sandbox.port}/r/{key}/v1/chat/completions"
 
 
 def is_running(pid: int) -> bool:

@@ -82,7 +82,7 @@ class RewardComponents(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
     ) -> None:
         RecordConstructorArgs.__init__(self, weights=weights, costs=costs)
         gym.Wrapper.__init__(self, env)
-        self._worth = WeighedReward(weights or {GRADE: 1.0}, costs or {})
+        self._worth = WeighedReward({GRADE: 1.0} if weights is None else weights, costs or {})
 
     def step(self, action: Any) -> tuple[Any, SupportsFloat, bool, bool, dict[str, Any]]:
         """Step, and weigh the finished rollout."""

@@ -60,7 +60,7 @@ class RewardComponents(VectorWrapper[Any, Any, Any, Any, npt.NDArray[Any]]):
         costs: Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(env)
-        self._worth = WeighedReward(weights or {GRADE: 1.0}, costs or {})
+        self._worth = WeighedReward({GRADE: 1.0} if weights is None else weights, costs or {})
 
     def step(self, actions: Any) -> Step:
         """Step, and weigh the finished rollouts."""

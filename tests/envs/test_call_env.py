@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+import httpx
 import numpy as np
 import pytest
 from env_fakes import FINAL_KEYS, RESERVED, RESET_KEYS, SOUND_TASKS, WordGrader
@@ -31,7 +32,7 @@ from clawgym_env.errors import HarnessNotInstalled, PolicyNotBuilt, SandboxError
 from clawgym_env.harness import HarnessContext
 from clawgym_env.sandbox.base import Mount, Sandbox
 from clawgym_env.spaces import TokenIds, Unicode
-from clawgym_env.testing import ANSWER_FILE, Act, Ask, FakeBackend, InProcessHarness
+from clawgym_env.testing import ANSWER_FILE, Act, Ask, FakeBackend, InProcessHarness, chat_url
 from clawgym_env.trace.prefix_tree import Selection
 from clawgym_env.trace.store import RolloutStore
 from learners.rows import trained_rows
@@ -148,9 +149,7 @@ def test_tool_calls_are_read_out_of_the_text() -> None:
     seen: list[dict[str, Any]] = []
 
     async def with_a_tool(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
-        import httpx
-
-        url = f"http://127.0.0.1:{sandbox.port}/r/{context.base_url.rpartition('/')[2]}/v1/chat/completions"  # type: ignore[attr-defined]
+        url = chat_url(sandbox, context)
         tool = {"type": "function", "function": {"name": "write", "description": "", "parameters": {}}}
         body = {"model": "m", "messages": [{"role": "user", "content": context.instruction}], "tools": [tool]}
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
@@ -169,9 +168,7 @@ def test_tool_calls_are_read_out_of_the_text() -> None:
 
 def test_parallel_calls_come_one_at_a_time_in_the_order_of_their_arrival() -> None:
     async def team(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
-        import httpx
-
-        url = f"http://127.0.0.1:{sandbox.port}/r/{context.base_url.rpartition('/')[2]}/v1/chat/completions"  # type: ignore[attr-defined]
+        url = chat_url(sandbox, context)
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
 
             async def one(name: str) -> str:
@@ -199,9 +196,7 @@ def test_parallel_calls_come_one_at_a_time_in_the_order_of_their_arrival() -> No
 
 def test_the_kind_of_a_call_is_told_before_it_is_answered() -> None:
     async def leader(ask: Ask, sandbox: Sandbox, context: HarnessContext) -> str:
-        import httpx
-
-        url = f"http://127.0.0.1:{sandbox.port}/r/{context.base_url.rpartition('/')[2]}/v1/chat/completions"  # type: ignore[attr-defined]
+        url = chat_url(sandbox, context)
         async with httpx.AsyncClient(timeout=60, trust_env=False) as client:
             for role, tool in (("lead", "delegate"), ("search", "fetch"), ("title", None)):
                 messages = [{"role": "system", "content": role}, {"role": "user", "content": context.instruction}]

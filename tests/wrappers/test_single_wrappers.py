@@ -64,6 +64,13 @@ def test_without_weights_the_reward_is_the_grade_and_seconds_can_be_charged(env:
     assert reward == pytest.approx(0.5 - info["timing"]["total"])
 
 
+def test_no_part_of_the_grade_is_a_choice_too(env: gym.Env[Any, Any]) -> None:
+    wrapped = RewardComponents(env, {}, costs={"num_calls": 1.0})
+    wrapped.reset(options={"task_id": "short"})
+    _, reward, *_, info = wrapped.step(1)
+    assert reward == -info["num_calls"]
+
+
 def test_a_rollout_without_a_grade_costs_nothing(env: gym.Env[Any, Any]) -> None:
     wrapped = RewardComponents(env, {"nothing": 1.0}, costs={"num_calls": 5.0})
     wrapped.reset(options={"task_id": "broken"})

@@ -35,7 +35,7 @@ from clawgym_env.engine.vllm.settings import VllmSettings
 from clawgym_env.engine.vllm.wire import generation_of, request_body
 from clawgym_env.engine.weight_sync import FileSync, WeightSync
 from clawgym_env.errors import ContextOverflow, EngineError
-from clawgym_env.policy import Policy, load_text, policy_folder
+from clawgym_env.policy import Policy, PolicyText, load_text, policy_folder
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
@@ -130,46 +130,33 @@ class VllmEngine:
                 raise EngineError(f"Expected servers of one model and window, got {shown}. Start them alike.")
             card = cards[0]
             window = card.max_model_len or 0
-            served = policy or card.root or card.id
-            if isinstance(served, Policy):
-                engine = cls._over(servers, card.id, served.tokenizer, served.renderer, window, served, settings, sync)
+            if isinstance(policy, Policy):
+                text: Policy | PolicyText = policy
+                window = min(window, policy.context_length)
             else:
+                served = policy or card.root or card.id
                 if not (policy_folder(served, cache) / "tokenizer.json").is_file():
                     raise EngineError(
                         f"Expected the policy's folder with a tokenizer.json on this machine, got {str(served)!r}. "
                         f"Name it: vllm:{servers[0].url}#FOLDER"
                     )
                 text = load_text(served, cache=cache, renderer=renderer)
-                engine = cls._over(servers, card.id, text.tokenizer, text.renderer, window, None, settings, sync)
+            engine = cls(
+                [Replica(server) for server in servers],
+                model=card.id,
+                tokenizer=text.tokenizer,
+                renderer=text.renderer,
+                context_length=window,
+                policy=policy if isinstance(policy, Policy) else None,
+                settings=settings,
+                sync=sync or _weight_sync(settings),
+            )
             engine._begin()
         except BaseException:
             for server in servers:
                 server.close()
             raise
         return engine
-
-    @classmethod
-    def _over(
-        cls,
-        servers: Sequence[VllmServer],
-        model: str,
-        tokenizer: TextTokenizer,
-        renderer: Renderer,
-        window: int,
-        policy: Policy | None,
-        settings: VllmSettings,
-        sync: WeightSync | None,
-    ) -> VllmEngine:
-        return cls(
-            [Replica(server) for server in servers],
-            model=model,
-            tokenizer=tokenizer,
-            renderer=renderer,
-            context_length=window if policy is None else min(window, policy.context_length),
-            policy=policy,
-            settings=settings,
-            sync=sync or _weight_sync(settings),
-        )
 
     @property
     def renderer(self) -> Renderer:
@@ -377,18 +364,7 @@ class VllmEngine:
         servers = [replica.server for replica in replicas]
         self._gate.close()
         self._weights = f"{self._run}-{self._policy.epoch}"
-        for server in servers:
-            if self._asleep:
-                server.wake("weights")
-            else:
-                server.pause_and_clear()
-            server.name_weights(LOADING)
-        self._sync.load(servers)
-        for server in servers:
-            server.name_weights(self._weights)
-            if self._asleep:
-                server.wake("kv_cache")
-            server.resume()
+        self._put(servers, self._weights, asleep=self._asleep)
         self._asleep = False
         for replica in replicas:
             self._compare(replica.server)
@@ -396,6 +372,21 @@ class VllmEngine:
         if self._paused:
             self._each(VllmServer.pause)
         self._gate.open()
+
+    def _put(self, servers: Sequence[VllmServer], weights: str, *, asleep: bool) -> None:
+        """Have servers, standing still, take what is published, under its name, and go on."""
+        for server in servers:
+            if asleep:
+                server.wake("weights")
+            else:
+                server.pause_and_clear()
+            server.name_weights(LOADING)
+        self._sync.load(servers)
+        for server in servers:
+            server.name_weights(weights)
+            if asleep:
+                server.wake("kv_cache")
+            server.resume()
 
     def _compare(self, server: VllmServer) -> None:
         assert self._probe is not None, "made with the policy"
@@ -489,11 +480,7 @@ class VllmEngine:
             if self._weights is not None:
                 if server.weights_name() != self._weights:  # it was started anew, or has missed an update
                     self._publish()
-                    server.pause_and_clear()
-                    server.name_weights(LOADING)
-                    self._sync.load([server])
-                    server.name_weights(self._weights)
-                    server.resume()
+                    self._put([server], self._weights, asleep=False)
                 self._compare(server)
             if self._paused:
                 server.pause()
