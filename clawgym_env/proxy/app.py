@@ -12,7 +12,6 @@ import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, cast
 
 from clawgym_env.engine.base import Engine, SamplingParams
@@ -23,6 +22,7 @@ from clawgym_env.proxy.dialects import dialect_of, routes
 from clawgym_env.proxy.listener import Listener, make_config
 from clawgym_env.proxy.session import RolloutSession, SessionClosed, SessionSettings
 from clawgym_env.proxy.wire import STATUS, ErrorKind, MemoryNeeded, WireDialect, bounded
+from clawgym_env.proxy.work import Work
 from clawgym_env.tasks.task import Limits
 from clawgym_env.trace.calls import ModelCall
 
@@ -37,9 +37,6 @@ MAX_BODY = 32 << 20
 """Bytes of one request body. A history of 128k tokens is under 1 MB of text; what remains is for images, which are
 read as placeholders."""
 API_VERSIONS = frozenset({"v1", "v1beta", "v1alpha"})
-WORKERS = 2
-"""Threads that parse and tokenise. Python code runs in one at a time; a second one uses the time in which the first
-encodes text, which needs no interpreter lock. More of them only keep the event loop waiting for the lock."""
 
 
 class ProxyServer:
@@ -50,12 +47,12 @@ class ProxyServer:
         self._sessions: dict[str, RolloutSession] = {}
         self._listeners: set[Listener] = set()
         self._config = make_config(self._serve_request)
-        self._executor: ThreadPoolExecutor | None = None
+        self._work: Work | None = None
 
     async def start(self) -> None:
         """Start the worker threads. Idempotent."""
-        if self._executor is None:
-            self._executor = ThreadPoolExecutor(WORKERS, thread_name_prefix="clawgym-proxy")
+        if self._work is None:
+            self._work = Work()
 
     def open_session(
         self,
@@ -72,7 +69,7 @@ class ProxyServer:
         Args:
             on_call: awaited with every recorded call before its reply leaves.
         """
-        if self._executor is None:
+        if self._work is None:
             raise ProxyError("Expected a started proxy. Await ProxyServer.start() first.")
         key = secrets.token_hex(16)
         session = RolloutSession(
@@ -81,7 +78,7 @@ class ProxyServer:
             sampling=sampling,
             limits=limits,
             seed=seed,
-            executor=self._executor,
+            work=self._work,
             adapter=adapter,
             on_call=on_call,
             on_close=lambda: self._drop(key),
@@ -104,9 +101,9 @@ class ProxyServer:
         """End every session and listener. Idempotent."""
         await asyncio.gather(*(session.close() for session in list(self._sessions.values())))
         await asyncio.gather(*(listener.close() for listener in list(self._listeners)))
-        executor, self._executor = self._executor, None
-        if executor is not None:
-            executor.shutdown(wait=False, cancel_futures=True)
+        work, self._work = self._work, None
+        if work is not None:
+            work.close()
 
     async def _listen(self, sock: socket.socket, session: RolloutSession | None) -> Listener:
         async def on_close() -> None:
@@ -131,8 +128,6 @@ class ProxyServer:
         except Exception:  # the boundary: cut, so that no client waits for an answer that has broken
             logger.exception("A request could not be answered.")
             await connection.reset()
-        finally:
-            await connection.close()
 
     async def _route(self, connection: Connection, only: RolloutSession | None) -> None:
         key, rest = split_path(connection.path)
@@ -170,7 +165,7 @@ async def _call(
 ) -> None:
     """Answer one model call (or count its prompt)."""
     target = f"{path}?{connection.query}"
-    request, digest = await session.off_loop(lambda: session.read_request(dialect, body, target), len(body))
+    request, digest = await session.read(dialect, body, target)
     if count:
         try:
             tokens = await session.count_tokens(request, connection.headers, size=len(body))

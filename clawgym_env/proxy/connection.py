@@ -33,6 +33,9 @@ class BodyTooLarge(ProxyError):
 class Peer(Protocol):
     """The transport behind an exchange; see `listener.PeerProtocol`."""
 
+    gone: asyncio.Future[None]
+    """Done when the connection is lost."""
+
     def unsent(self) -> int:
         """Return how many bytes wait in user space."""
 
@@ -57,8 +60,6 @@ class Connection:
         self._peer = cast(Peer, scope["state"]["peer"])
         self._receive = receive
         self._send = send
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._watcher: asyncio.Task[None] | None = None
 
     def body_bound(self, limit: int) -> int:
         """Return how many bytes the body can have at most: what is declared, or `limit` where nothing is."""
@@ -68,7 +69,7 @@ class Connection:
         return limit if "transfer-encoding" in self.headers else 0
 
     async def read_body(self, limit: int) -> bytes:
-        """Return the whole body and begin to watch for the client's leaving.
+        """Return the whole body.
 
         Raises:
             BodyTooLarge: more than `limit` bytes.
@@ -89,14 +90,7 @@ class Connection:
             if size > limit:
                 raise BodyTooLarge(f"Expected a body of at most {limit} bytes, got more.")
             chunks.append(chunk)
-        self._watcher = asyncio.create_task(self._watch())
         return b"".join(chunks)
-
-    async def _watch(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self._gone.done():
-            self._gone.set_result(None)
 
     async def until(self, future: asyncio.Future[T], timeout_s: float | None = None) -> bool:
         """Wait for a future and return whether it is done.
@@ -104,9 +98,9 @@ class Connection:
         Raises:
             ClientGone: the client left first.
         """
-        either: set[asyncio.Future[Any]] = {future, self._gone}
+        either: set[asyncio.Future[Any]] = {future, self._peer.gone}
         await asyncio.wait(either, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if self._gone.done():
+        if self._peer.gone.done():
             raise ClientGone
         return future.done()
 
@@ -133,7 +127,7 @@ class Connection:
 
     async def _still_there(self) -> bool:
         await asyncio.sleep(0)  # one turn of the loop, so that a hang-up which has already arrived is seen
-        return not (self._gone.done() or self._peer.broken)
+        return not (self._peer.gone.done() or self._peer.broken)
 
     async def _send_last(self, data: bytes) -> bool:
         await self._send({"type": "http.response.body", "body": data, "more_body": False})
@@ -146,11 +140,4 @@ class Connection:
     async def reset(self) -> None:
         """Cut the connection, so that the client sees a failure it retries and never half an answer as a whole one."""
         self._peer.reset()
-        if self._watcher is not None:
-            await asyncio.wait({self._watcher})
-
-    async def close(self) -> None:
-        """Stop watching."""
-        if self._watcher is not None and not self._watcher.done():
-            self._watcher.cancel()
-            await asyncio.wait({self._watcher})
+        await asyncio.wait({self._peer.gone})

@@ -37,12 +37,15 @@ class PeerProtocol(HttpToolsProtocol):
     def __init__(self, config: Config, server_state: ServerState, session: RolloutSession | None) -> None:
         super().__init__(config, server_state, {"session": session, "peer": self})
         self.access_log = False
+        self.gone: asyncio.Future[None]
+        """Done when the connection is lost."""
         self._broken = False
         self._private = session is not None
         self._head_bytes = 0
         """Received for the current request beside its body."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.gone = asyncio.get_running_loop().create_future()
         super().connection_made(transport)
         if self._private and len(self.connections) > MAX_CONNECTIONS:
             self.reset()
@@ -64,6 +67,7 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         # A lost connection has no buffer any more; with an exception its bytes never left.
         self._broken = self._broken or exc is not None
+        self.gone.set_result(None)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn forgets to after an error, and the timer holds the session
 

@@ -15,7 +15,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from concurrent.futures import Executor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -24,11 +23,13 @@ from clawgym_env.engine.base import CALL_IN_HAND, CallInHand, Engine, Generation
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, Message, ToolCall
 from clawgym_env.proxy.wire import write_json
+from clawgym_env.proxy.work import Work
 from clawgym_env.rendering import parse_reply
 from clawgym_env.rollout import StopReason
 from clawgym_env.tasks.task import Limits
 from clawgym_env.trace.builder import PreparedCall, TreeBuilder
 from clawgym_env.trace.calls import ModelCall
+from clawgym_env.trace.matching import RequestView
 from clawgym_env.trace.prefix_tree import PrefixTree
 
 if TYPE_CHECKING:
@@ -41,8 +42,10 @@ T = TypeVar("T")
 
 STARVED_BUDGET = 16
 """Clients whose window is nearly full ask for 1 token; a reply under such a budget is no fair sample."""
-OFF_LOOP_BYTES = 4096
-"""Bodies above this are parsed and rendered on a worker thread."""
+SHORT_BODY = 256 << 10
+"""Bytes. Bodies above this are read on a worker thread; up to it a library in C spends less than a millisecond."""
+SHORT_TEXT = 8 << 10
+"""Characters. More new text than this is rendered on a worker thread: it takes a millisecond or two to tokenise."""
 MAX_BODY_BYTES = 64 << 20
 """Of all request bodies of one rollout that are being answered; further ones wait unread. An agent's own code may
 send what it likes to its key, and must not fill the controller's memory."""
@@ -139,7 +142,7 @@ class RolloutSession:
         sampling: SamplingParams,
         limits: Limits,
         seed: int,
-        executor: Executor,
+        work: Work,
         adapter: HarnessAdapter | None = None,
         on_call: Callable[[ModelCall], Awaitable[None]] | None = None,
         on_close: Callable[[], None] | None = None,
@@ -165,7 +168,7 @@ class RolloutSession:
         self._sampling = sampling
         self._limits = limits
         self._seed = seed
-        self._executor = executor
+        self._work = work
         self._adapter = adapter
         self._on_call = on_call
         self._on_close = on_close
@@ -209,16 +212,10 @@ class RolloutSession:
         """Whether the latest call was refused because it did not fit; a later one that fits clears it."""
         return self._counters.overflows_in_a_row > 0
 
-    async def off_loop(self, work: Callable[[], T], size: int) -> T:
-        """Run `work` on a worker thread when it is about more than a few kB."""
-        if size <= OFF_LOOP_BYTES:
-            return work()
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work)
-        try:
-            return await asyncio.shield(running)
-        except asyncio.CancelledError:
-            await asyncio.wait({running})  # a thread cannot be stopped, and what it touches must not be shared
-            raise
+    async def read(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
+        """Do `read_request`, out of the way of others where the body is long."""
+        run = self._work.short if len(body) <= SHORT_BODY else self._work.long
+        return await run(lambda: self.read_request(dialect, body, path))
 
     def read_request(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
         """Parse a body, apply the adapter's rewrites and name the result. Thread-safe.
@@ -492,19 +489,37 @@ class RolloutSession:
     async def _prepare(
         self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float, size: int
     ) -> PreparedCall:
-        def prepare() -> PreparedCall:
-            with _bounded_depth():
-                if size > CHARS_PER_TOKEN * self.context_length:
-                    self._require_countable(request)
-                return self._builder.prepare(request, headers, arrived_s=arrived_s)
+        """Place a request and make its prompt. `self._building` must be held."""
 
-        return await self.off_loop(prepare, size)
+        def place() -> RequestView:
+            if size > CHARS_PER_TOKEN * self.context_length:
+                self._require_countable(request)
+            return self._builder.place(request)
+
+        def prepare(view: RequestView) -> PreparedCall:
+            return self._builder.prepare(request, headers, arrived_s=arrived_s, view=view)
+
+        def short() -> PreparedCall | RequestView:
+            with _bounded_depth():
+                view = place()
+                is_short = sum(map(_length, self._builder.new_messages(view))) <= SHORT_TEXT
+                return prepare(view) if is_short else view
+
+        def long() -> PreparedCall:
+            with _bounded_depth():
+                return prepare(place() if placed is None else placed)
+
+        placed: RequestView | None = None
+        if size <= SHORT_BODY:
+            done = await self._work.short(short)
+            if isinstance(done, PreparedCall):
+                return done
+            placed = done
+        return await self._work.long(long)
 
     def _require_countable(self, request: ChatRequest) -> None:
-        texts = [text for message in request.messages for text in (message.content, message.reasoning or "")]
-        texts += [call.arguments for message in request.messages for call in message.tool_calls]
         offered = sum(len(tool.description) + len(write_json(dict(tool.parameters))) for tool in request.tools)
-        length = sum(map(len, texts)) + offered
+        length = sum(map(_length, request.messages)) + offered
         if length > CHARS_PER_TOKEN * self.context_length:
             raise ContextOverflow(length // USUAL_CHARS_PER_TOKEN, self.context_length)
 
@@ -636,6 +651,12 @@ def _bounded_depth() -> Iterator[None]:
         yield
     except RecursionError as error:
         raise ProxyError("Expected values of at most some hundred levels, got deeper ones.") from error
+
+
+def _length(message: Message) -> int:
+    """Return the characters of a message."""
+    calls = sum(len(call.arguments) for call in message.tool_calls)
+    return len(message.content) + len(message.reasoning or "") + calls
 
 
 def _recorded(sampling: Mapping[str, Json]) -> dict[str, Json]:

@@ -148,15 +148,28 @@ class TreeBuilder:
         """Digest a request, at the cost of its new messages. Thread-safe."""
         return self._transcripts.of(request)
 
-    def prepare(self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float) -> PreparedCall:
-        """Find the request's place and make its prompt. Reads the builder only.
-
-        Args:
-            arrived_s: seconds since the rollout's first call.
-        """
+    def place(self, request: ChatRequest) -> RequestView:
+        """Find the request's place among the calls so far. Reads the builder only."""
         transient = 0 if self._transient_suffix is None else self._transient_suffix(request.messages)
         view = view_request(request, transient=transient, transcript=self.transcribe(request))
         self._index.place(view)
+        return view
+
+    def new_messages(self, view: RequestView) -> Sequence[Message]:
+        """Return what `prepare` must render: all messages behind the longest beginning whose tokens are stored."""
+        at, _ = self._stored_beginning(view)
+        return view.messages[at + 1 :]
+
+    def prepare(
+        self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float, view: RequestView | None = None
+    ) -> PreparedCall:
+        """Make the request's prompt. Reads the builder only.
+
+        Args:
+            arrived_s: seconds since the rollout's first call.
+            view: what `place` has returned for this request, where nothing was committed since.
+        """
+        view = view or self.place(request)
         prompt, drift = self._prompt(view, request)
         prefix_parent, prefix_len = self._shared_prefix(prompt, view)
         return PreparedCall(
@@ -324,19 +337,30 @@ class TreeBuilder:
         Where none is stored, the messages before the first reply are rendered and that reply's ids put behind them.
         None when no reply can be put in by id: a message that is not ours stands behind each.
         """
-        foreign = max(view.last_foreign, 0)  # nor the very first message, which no prompt comes before
-        usable = [at for at in sorted(view.known) if at > foreign]
-        for at in reversed(usable):
-            end = self._turn_ends.get(view.exact[at + 1])
-            if end is not None:
-                return _Prompt(self._read(*end), last=at, origin=end)
-        if not usable:
+        at, end = self._stored_beginning(view)
+        if end is not None:
+            return _Prompt(self._read(*end), last=at, origin=end)
+        first = min(self._usable(view), default=None)
+        if first is None:
             return None
-        first = usable[0]
         ids = self._renderer.render_ids(message_dicts(view.messages[:first]), tools=tools, add_generation_prompt=True)
         prompt = _Prompt(ids)
         self._put_reply(prompt, view, first)
         return prompt
+
+    def _stored_beginning(self, view: RequestView) -> tuple[int, tuple[int, int] | None]:
+        """Return the position of the last reply whose tokens are stored with all before it, and where; -1 without."""
+        for at in sorted(self._usable(view), reverse=True):
+            end = self._turn_ends.get(view.exact[at + 1])
+            if end is not None:
+                return at, end
+        return -1, None
+
+    @staticmethod
+    def _usable(view: RequestView) -> list[int]:
+        """Return the positions of the replies that can be put in by id."""
+        foreign = max(view.last_foreign, 0)  # nor the very first message, which no prompt comes before
+        return [at for at in view.known if at > foreign]
 
     def _extended(self, prompt: _Prompt, view: RequestView, tools: list[ToolDict] | None) -> _Prompt | None:
         """Bridge turn by turn to the end of the request; None when the renderer cannot prove a bridge."""

@@ -18,7 +18,7 @@ from clawgym_env.trace.digests import (
     reasoning_kept,
     tools_digest,
 )
-from clawgym_env.trace.transcript import Transcript, transcribe
+from clawgym_env.trace.transcript import Latest, Transcript, transcribe
 
 
 @dataclass(slots=True, eq=False)
@@ -63,6 +63,15 @@ class RequestView:
     def last_foreign(self) -> int:
         """Position of the last assistant message that is no stored reply; -1 when all are."""
         return next((at for at in reversed(self.transcript.replies) if at not in self.known), -1)
+
+    def exact_in_common(self, other: RequestView) -> int:
+        """Return with how many messages both begin that are the same to the letter, stored replies by call."""
+        if self.tools != other.tools:
+            return 0
+        for at, (ours, theirs) in enumerate(zip(self.transcript.spellings, other.transcript.spellings, strict=False)):
+            if ours != theirs or self.known.get(at) != other.known.get(at):
+                return at
+        return min(len(self.messages), len(other.messages))
 
     def exact_with_reply(self, call: int) -> Digest:
         """Digest this request and the reply it got."""
@@ -111,6 +120,7 @@ class LineageIndex:
         self._mute_opening: list[tuple[int, RequestView]] = []
         """The latest call that opened a conversation and got a reply without text or tool call; at most one."""
         self._deliveries = 0
+        self._placed: Latest[RequestView] = Latest()
 
     def add(self, view: RequestView, completion: Completion) -> None:
         """Remember the next call: how it was asked and what the harness was told."""
@@ -153,10 +163,16 @@ class LineageIndex:
             view.new_system = asked.systems != view.transcript.systems[view.position]
             if view.drift is None:
                 view.drift = self._drift(view, asked)
-        view.exact = exact = [view.tools]
-        known = view.known
-        for at, spelling in enumerate(view.transcript.spellings):
-            exact.append(chain(exact[-1], b"call%d" % known[at] if at in known else spelling))
+        self._digest_exactly(view)
+
+    def _digest_exactly(self, view: RequestView) -> None:
+        """Fill in the exact digests, those that a recent request begins with as well taken over from it."""
+        before, shared = self._placed.nearest(view.exact_in_common)
+        view.exact = exact = [view.tools] if before is None else before.exact[: shared + 1]
+        known, spellings = view.known, view.transcript.spellings
+        for at in range(shared, len(spellings)):
+            exact.append(chain(exact[-1], b"call%d" % known[at] if at in known else spellings[at]))
+        self._placed.keep(view, before, gone_on=before is not None and shared > len(before.messages) // 2)
 
     def reopened(self, view: RequestView) -> int | None:
         """Return the latest call that opened the conversation this request, which has no parent, opens again.

@@ -9,9 +9,10 @@ in them is the same to the letter; and memory is bounded by the text of `KEPT` c
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Generic, TypeVar
 
 from clawgym_env.messages import ChatRequest, Message, ToolSpec
 from clawgym_env.trace.digests import (
@@ -23,6 +24,8 @@ from clawgym_env.trace.digests import (
     spelling_digest,
     tools_digest,
 )
+
+T = TypeVar("T")
 
 KEPT = 4
 """Conversations: the main agent's and those of sub-agents that run beside it."""
@@ -110,32 +113,49 @@ def _append(transcript: Transcript, message: Message) -> None:
     transcript.letters.append(chain(transcript.letters[-1], spelling + ids.encode("utf-8", "surrogatepass")))
 
 
-class Transcripts:
-    """The latest conversations of one rollout. Thread-safe: of two at once one may be forgotten, never mixed up."""
+class Latest(Generic[T]):
+    """What is kept of the latest conversations of one rollout: of each what was made of its latest request.
+
+    Thread-safe: of two at once one may be forgotten, never mixed up.
+    """
 
     def __init__(self) -> None:
-        self._latest: tuple[Transcript, ...] = ()
+        self._kept: tuple[T, ...] = ()
+
+    def nearest(self, in_common: Callable[[T], int]) -> tuple[T | None, int]:
+        """Return what has most messages in common with a request, and how many; None and 0 when nothing has any."""
+        before, shared = None, 0
+        for kept in self._kept:
+            length = in_common(kept)
+            if length > shared:
+                before, shared = kept, length
+        return before, shared
+
+    def keep(self, made: T, before: T | None, *, gone_on: bool) -> None:
+        """Keep what was made, in place of `before` where its conversation has gone on."""
+        self._kept = (made, *[kept for kept in self._kept if kept is not before or not gone_on][: KEPT - 1])
+
+
+class Transcripts:
+    """The latest conversations of one rollout. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._latest: Latest[Transcript] = Latest()
 
     def of(self, request: ChatRequest) -> Transcript:
         """Return the transcript of a request; its messages are equal to the request's."""
-        latest = self._latest
-        before: Transcript | None = None
-        shared = 0
-        for known in latest:
-            if known.messages is request.messages and known.offered is request.tools:
-                return known
-            length = shared_length(known.messages, request.messages)
-            if length > shared:
-                before, shared = known, length
+        before, shared = self._latest.nearest(lambda known: shared_length(known.messages, request.messages))
+        if before is not None and before.messages is request.messages and before.offered is request.tools:
+            return before
         transcript = transcribe(request, before, shared)
-        gone_on = before is not None and shared > len(before.messages) // 2
-        others = [known for known in latest if known is not before or not gone_on]
-        self._latest = (transcript, *others[: KEPT - 1])
+        self._latest.keep(transcript, before, gone_on=before is not None and shared > len(before.messages) // 2)
         return transcript
 
 
 def shared_length(one: Sequence[Message], other: Sequence[Message]) -> int:
     """Return how many messages two conversations begin with alike, to the letter."""
+    if one is other:
+        return len(one)
     for at, (a, b) in enumerate(zip(one, other, strict=False)):
         if a is not b and a != b:
             return at

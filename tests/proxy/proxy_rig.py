@@ -7,7 +7,7 @@ import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 
@@ -17,6 +17,8 @@ from clawgym_env.messages import Completion
 from clawgym_env.proxy.app import ProxyServer
 from clawgym_env.proxy.session import RolloutSession, SessionSettings
 from clawgym_env.tasks.task import Limits
+
+T = TypeVar("T")
 
 CHAT = "/v1/chat/completions"
 MESSAGES = "/v1/messages"
@@ -122,10 +124,10 @@ async def eventually(condition: Callable[[], bool]) -> None:
     raise AssertionError("The condition did not come true within 10 s.")
 
 
-def run(test: Callable[[], Awaitable[None]]) -> None:
-    """Run an async test with a bound."""
+def run(test: Callable[[], Awaitable[T]]) -> T:
+    """Run an async test with a bound and return what it returns."""
 
-    async def bounded() -> None:
-        await asyncio.wait_for(test(), 30.0)
+    async def bounded() -> T:
+        return await asyncio.wait_for(test(), 30.0)
 
-    asyncio.run(bounded())
+    return asyncio.run(bounded())
