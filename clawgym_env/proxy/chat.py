@@ -14,6 +14,7 @@ import orjson
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, FinishReason, Json, Message, Role, ToolCall, ToolSpec
 from clawgym_env.proxy import wire
+from clawgym_env.proxy.bodies import BodyReader
 from clawgym_env.proxy.wire import ErrorKind, Operation
 
 NAME: Dialect = "chat"
@@ -69,14 +70,13 @@ def operation(path: str) -> Operation | None:
     return "generate" if path in ROUTES else None
 
 
-def parse_request(body: bytes, path: str = "") -> ChatRequest:
+def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
     """Translate a body of POST /v1/chat/completions."""
-    fields = wire.read_object(body)
+    reader = reader or BodyReader()
+    fields = reader.read_object(body, "messages")
     if fields.get("n") not in (None, 1):
         raise ProxyError(f"Expected n to be 1, got {fields['n']!r}. Send one request per sample.")
-    messages = [
-        _message(item, f"messages[{i}]") for i, item in enumerate(wire.as_list(fields.get("messages"), "messages"))
-    ]
+    messages = reader.translate(wire.as_list(fields.get("messages"), "messages"), _messages, "messages")
     options = wire.as_object(fields.get("stream_options") or {}, "stream_options")
     max_tokens = wire.as_budget(fields.get("max_completion_tokens"), "max_completion_tokens")
     if max_tokens is None:
@@ -93,6 +93,10 @@ def parse_request(body: bytes, path: str = "") -> ChatRequest:
         client_sampling=wire.pick(fields, _SAMPLING),
         unknown_fields=tuple(name for name in fields if name not in _KNOWN),
     )
+
+
+def _messages(value: Json, where: str) -> Iterator[Message]:
+    yield _message(value, where)
 
 
 def _message(value: Json, where: str) -> Message:

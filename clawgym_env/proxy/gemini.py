@@ -18,6 +18,7 @@ from urllib.parse import parse_qs
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, FinishReason, Json, Message, ToolCall, ToolSpec
 from clawgym_env.proxy import wire
+from clawgym_env.proxy.bodies import BodyReader
 from clawgym_env.proxy.wire import STATUS, ErrorKind, Operation
 
 NAME: Dialect = "gemini"
@@ -59,11 +60,12 @@ def operation(path: str) -> Operation | None:
     return _METHODS.get(method) if name.startswith(("models/", "tunedModels/")) else None
 
 
-def parse_request(body: bytes, path: str = "") -> ChatRequest:
+def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
     """Translate a body of one of `ROUTES`."""
     address, _, query = path.partition("?")
     name, _, method = address.rpartition(":")
-    fields = wire.read_object(body)
+    reader = reader or BodyReader()
+    fields = reader.read_object(body, "contents")
     nested = _get(fields, "generateContentRequest")  # countTokens takes a whole request, too
     if nested is not None:
         fields = wire.as_object(nested, "generateContentRequest")

@@ -14,6 +14,7 @@ import orjson
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message, ToolCall, ToolSpec
 from clawgym_env.proxy import wire
+from clawgym_env.proxy.bodies import BodyReader
 from clawgym_env.proxy.wire import ErrorKind, MemoryNeeded, Operation
 
 NAME: Dialect = "messages"
@@ -53,9 +54,10 @@ def operation(path: str) -> Operation | None:
     return _OPERATIONS.get(path)
 
 
-def parse_request(body: bytes, path: str = "") -> ChatRequest:
+def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
     """Translate a body of POST /v1/messages or /v1/messages/count_tokens."""
-    fields = wire.read_object(body)
+    reader = reader or BodyReader()
+    fields = reader.read_object(body, "messages")
     if fields.get("thread") is not None:
         raise MemoryNeeded("Expected the whole conversation in messages, got a thread. No message is kept here.")
     messages: list[Message] = []
@@ -63,8 +65,7 @@ def parse_request(body: bytes, path: str = "") -> ChatRequest:
     system = wire.content_text(fields.get("system"), "system")
     if system:
         messages.append(Message("system", system))
-    for i, item in enumerate(items):
-        messages.extend(_messages(item, f"messages[{i}]"))
+    messages += reader.translate(items, _messages, "messages")
     return ChatRequest(
         dialect=NAME,
         model=wire.as_text(fields.get("model"), "model"),

@@ -15,6 +15,7 @@ from typing import Literal
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, ToolCall, ToolSpec
 from clawgym_env.proxy import wire
+from clawgym_env.proxy.bodies import BodyReader
 from clawgym_env.proxy.responses_items import RAW_CALL, item_id, qualified, read_input
 from clawgym_env.proxy.wire import ErrorKind, Operation
 
@@ -69,9 +70,10 @@ def operation(path: str) -> Operation | None:
     return routes.get(path)
 
 
-def parse_request(body: bytes, path: str = "") -> ChatRequest:
+def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
     """Translate a body of POST /v1/responses or /v1/responses/input_tokens."""
-    fields = wire.read_object(body)
+    reader = reader or BodyReader()
+    fields = reader.read_object(body, "input")
     for name in _REMEMBERED:
         if fields.get(name):
             raise ProxyError(

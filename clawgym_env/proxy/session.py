@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, TypeVar
 from clawgym_env.engine.base import CALL_IN_HAND, CallInHand, Engine, Generation, RelayingEngine, SamplingParams
 from clawgym_env.errors import ClawGymError, ContextOverflow, EngineError, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, FinishReason, Json, Message, ToolCall
+from clawgym_env.proxy.bodies import BodyReader
 from clawgym_env.proxy.wire import write_json
 from clawgym_env.proxy.work import Work
 from clawgym_env.rendering import parse_reply
@@ -177,6 +178,7 @@ class RolloutSession:
             classify=None if adapter is None else adapter.classify,
             transient_suffix=None if adapter is None else adapter.transient_suffix,
         )
+        self._bodies = BodyReader()
         self._building = asyncio.Lock()
         self._counters = _Counters()
         self._joinable: dict[bytes, PendingCall] = {}
@@ -227,7 +229,7 @@ class RolloutSession:
             ProxyError: the body is no request of this dialect, nests too deeply, or is of a size no harness sends.
         """
         with _bounded_depth():
-            sent = dialect.parse_request(body, path)
+            sent = dialect.parse_request(body, path, self._bodies)
             self._require_usual_size(sent)
             request = sent if self._adapter is None else self._adapter.rewrite(sent)
             transcript = self._builder.transcribe(request)

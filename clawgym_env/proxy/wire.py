@@ -10,12 +10,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import orjson
 
 from clawgym_env.errors import ContextOverflow, ProxyError
 from clawgym_env.messages import ChatRequest, Completion, Dialect, Json, Message, well_formed
+
+if TYPE_CHECKING:
+    from clawgym_env.proxy.bodies import BodyReader
 
 Operation = Literal["generate", "count"]
 ErrorKind = Literal["invalid_request", "memory_needed", "not_found", "too_large", "unavailable"]
@@ -61,11 +64,12 @@ class WireDialect(Protocol):
             path: what stands behind the key and the API version, such as "chat/completions".
         """
 
-    def parse_request(self, body: bytes, path: str = "") -> ChatRequest:
+    def parse_request(self, body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
         """Translate a request body.
 
         Args:
             path: as in `operation`, with the query; Gemini names model and streaming there.
+            reader: knows earlier bodies of the rollout.
 
         Raises:
             ProxyError: the body is not a request of this dialect; the message names the field.

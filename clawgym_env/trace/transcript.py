@@ -131,6 +131,10 @@ class Latest(Generic[T]):
                 before, shared = kept, length
         return before, shared
 
+    def find(self, is_it: Callable[[T], bool]) -> T | None:
+        """Return what answers to a description, None without one."""
+        return next(filter(is_it, self._kept), None)
+
     def keep(self, made: T, before: T | None, *, gone_on: bool) -> None:
         """Keep what was made, in place of `before` where its conversation has gone on."""
         self._kept = (made, *[kept for kept in self._kept if kept is not before or not gone_on][: KEPT - 1])
