@@ -51,14 +51,18 @@ class BodyReader:
     def __init__(self) -> None:
         self._latest: Latest[_ReadBody] = Latest()
 
+    def num_known(self, body: bytes) -> int:
+        """Return how many bytes a body begins with that were read before."""
+        return self._latest.nearest(lambda known: _in_common(known, body))[1]
+
     def read_object(self, body: bytes, name: str) -> dict[str, Json]:
         """Parse a body that must be a JSON object and whose conversation is the list `name`.
 
         Raises:
             ProxyError: it is not an object.
         """
-        before, shared = self._latest.nearest(lambda known: _in_common(known, body, name))
-        read = None if before is None else _go_on(before, body, shared)
+        before, shared = self._latest.nearest(lambda known: _in_common(known, body))
+        read = None if before is None or before.name != name else _go_on(before, body, shared)
         if read is not None:
             self._latest.keep(read[0], before, gone_on=True)
             return read[1]
@@ -82,9 +86,9 @@ class BodyReader:
         return [message for group in messages for message in group]
 
 
-def _in_common(known: _ReadBody, body: bytes, name: str) -> int:
+def _in_common(known: _ReadBody, body: bytes) -> int:
     """Return how many bytes two bodies begin with alike; 0 when the second has another conversation."""
-    if known.name != name or not body.startswith(known.body[: known.end]):
+    if not body.startswith(known.body[: known.end]):
         return 0
     ours = np.frombuffer(known.body, np.uint8, offset=known.end)
     theirs = np.frombuffer(body, np.uint8, offset=known.end)

@@ -44,7 +44,9 @@ T = TypeVar("T")
 STARVED_BUDGET = 16
 """Clients whose window is nearly full ask for 1 token; a reply under such a budget is no fair sample."""
 SHORT_BODY = 256 << 10
-"""Bytes. Bodies above this are read on a worker thread; up to it a library in C spends less than a millisecond."""
+"""Bytes. A body with more that is new is read on a worker thread; up to it a library in C spends a millisecond."""
+SHORT_HISTORY = 1000
+"""Messages. Longer conversations are placed on a worker thread."""
 SHORT_TEXT = 8 << 10
 """Characters. More new text than this is rendered on a worker thread: it takes a millisecond or two to tokenise."""
 MAX_BODY_BYTES = 64 << 20
@@ -216,7 +218,8 @@ class RolloutSession:
 
     async def read(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
         """Do `read_request`, out of the way of others where the body is long."""
-        run = self._work.short if len(body) <= SHORT_BODY else self._work.long
+        is_short = len(body) <= SHORT_BODY or len(body) - self._bodies.num_known(body) <= SHORT_BODY
+        run = self._work.short if is_short else self._work.long
         return await run(lambda: self.read_request(dialect, body, path))
 
     def read_request(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
@@ -283,7 +286,7 @@ class RolloutSession:
         """Join the call that is answering this very request, or start one.
 
         Args:
-            size: bytes of the body, for the choice of thread.
+            size: bytes of the body: what is far longer than the window is refused uncounted.
 
         Returns:
             The call, or None when the budget is spent: then the request must be held until the session closes.
@@ -512,7 +515,7 @@ class RolloutSession:
                 return prepare(place() if placed is None else placed)
 
         placed: RequestView | None = None
-        if size <= SHORT_BODY:
+        if len(request.messages) <= SHORT_HISTORY:
             done = await self._work.short(short)
             if isinstance(done, PreparedCall):
                 return done
