@@ -168,16 +168,16 @@ def tool_dicts(tools: Sequence[ToolSpec]) -> list[ToolDict] | None:
 def parse_reply(
     renderer: Renderer, token_ids: Sequence[int], tools: Sequence[ToolSpec] = (), prompt_ids: Sequence[int] = ()
 ) -> ParsedReply:
-    """Parse sampled ids with the family's own parser.
+    """Parse sampled ids, which must be Python's integers, with the family's own parser.
 
     A call that does not parse, or whose arguments are no object, is kept as a call with its raw argument text when its
     name can be read, and becomes plain text of the content when not: nothing the model said is hidden from the
     harness. Every text can be encoded.
     """
     parsed = renderer.parse_response(
-        [int(token) for token in token_ids],
+        list(token_ids),
         tools=tool_dicts(tools),
-        prompt_ids=[int(token) for token in prompt_ids] or None,
+        prompt_ids=list(prompt_ids) or None,
     )
     calls: list[tuple[str, str]] = []
     malformed: list[str] = []

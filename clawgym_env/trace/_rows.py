@@ -7,6 +7,7 @@ how long the conversation already is. Pure but for the connection it is handed; 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
@@ -98,12 +99,17 @@ def upsert(
     update: Sequence[str] | None = None,
 ) -> None:
     """Insert a row; where `key` exists already, set the columns `update` (default: all)."""
-    changes = ", ".join(f"{column} = excluded.{column}" for column in (update or list(row)))
-    statement = (
-        f"INSERT INTO {table} ({', '.join(row)}) VALUES ({', '.join('?' * len(row))}) "
+    columns = tuple(row)
+    connection.execute(_upsert(table, columns, tuple(key), tuple(update or columns)), tuple(row.values()))
+
+
+@functools.cache
+def _upsert(table: str, columns: tuple[str, ...], key: tuple[str, ...], update: tuple[str, ...]) -> str:
+    changes = ", ".join(f"{column} = excluded.{column}" for column in update)
+    return (
+        f"INSERT INTO {table} ({', '.join(columns)}) VALUES ({', '.join('?' * len(columns))}) "
         f"ON CONFLICT ({', '.join(key)}) DO UPDATE SET {changes}"
     )
-    connection.execute(statement, tuple(row.values()))
 
 
 def read_calls(connection: sqlite3.Connection, rollout_id: str) -> tuple[ModelCall, ...]:

@@ -18,7 +18,7 @@ from clawgym_env.trace.digests import (
     reasoning_kept,
     tools_digest,
 )
-from clawgym_env.trace.transcript import Latest, Transcript, transcribe
+from clawgym_env.trace.transcript import Latest, Transcript, shared_length, transcribe
 
 
 @dataclass(slots=True, eq=False)
@@ -68,10 +68,9 @@ class RequestView:
         """Return with how many messages both begin that are the same to the letter, stored replies by call."""
         if self.tools != other.tools:
             return 0
-        for at, (ours, theirs) in enumerate(zip(self.transcript.spellings, other.transcript.spellings, strict=False)):
-            if ours != theirs or self.known.get(at) != other.known.get(at):
-                return at
-        return min(len(self.messages), len(other.messages))
+        length = shared_length(self.transcript.spellings, other.transcript.spellings)
+        known, others = self.known, other.known
+        return next((at for at in self.transcript.replies if at < length and known.get(at) != others.get(at)), length)
 
     def exact_with_reply(self, call: int) -> Digest:
         """Digest this request and the reply it got."""

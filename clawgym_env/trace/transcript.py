@@ -25,6 +25,7 @@ from clawgym_env.trace.digests import (
     tools_digest,
 )
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 KEPT = 4
@@ -156,11 +157,12 @@ class Transcripts:
         return transcript
 
 
-def shared_length(one: Sequence[Message], other: Sequence[Message]) -> int:
-    """Return how many messages two conversations begin with alike, to the letter."""
-    if one is other:
-        return len(one)
+def shared_length(one: Sequence[S], other: Sequence[S]) -> int:
+    """Return with how many equal items both begin. Slices of them must be of one type."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:  # most conversations only grow
+        return shorter
     for at, (a, b) in enumerate(zip(one, other, strict=False)):
         if a is not b and a != b:
             return at
-    return min(len(one), len(other))
+    return shorter
