@@ -88,7 +88,7 @@ class BodyReader:
 
 def _in_common(known: _ReadBody, body: bytes) -> int:
     """Return how many bytes two bodies begin with alike; 0 when the second has another conversation."""
-    if not body.startswith(known.body[: known.end]):
+    if len(body) <= known.end or not body.startswith(known.body[: known.end]):
         return 0
     ours = np.frombuffer(known.body, np.uint8, offset=known.end)
     theirs = np.frombuffer(body, np.uint8, offset=known.end)
@@ -108,7 +108,7 @@ def _go_on(known: _ReadBody, body: bytes, shared: int) -> tuple[_ReadBody, dict[
     try:
         fields = _fields_before(known, shared)
         rest = orjson.loads(b'{"%s":[%d%s' % (known.name.encode(), _KNOWN_ITEMS, body[shared:]))
-    except orjson.JSONDecodeError:
+    except (orjson.JSONDecodeError, RecursionError):  # the second by comparing what nests deeply
         return None
     new = rest.pop(known.name)
     if fields is None or not isinstance(new, list) or new[:1] != [_KNOWN_ITEMS]:

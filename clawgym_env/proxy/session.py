@@ -507,8 +507,9 @@ class RolloutSession:
         def short() -> PreparedCall | RequestView:
             with _bounded_depth():
                 view = place()
-                is_short = sum(map(_length, self._builder.new_messages(view))) <= SHORT_TEXT
-                return prepare(view) if is_short else view
+                stored = self._builder.num_stored(view)  # at the beginning of a conversation all is new, tools too
+                new_text = sum(map(_length, view.messages[stored:])) if stored else size
+                return prepare(view) if new_text <= SHORT_TEXT else view
 
         def long() -> PreparedCall:
             with _bounded_depth():

@@ -155,10 +155,9 @@ class TreeBuilder:
         self._index.place(view)
         return view
 
-    def new_messages(self, view: RequestView) -> Sequence[Message]:
-        """Return what `prepare` must render: all messages behind the longest beginning whose tokens are stored."""
-        at, _ = self._stored_beginning(view)
-        return view.messages[at + 1 :]
+    def num_stored(self, view: RequestView) -> int:
+        """Return how many of the messages begin a prompt whose tokens are stored: `prepare` renders the others only."""
+        return self._stored_beginning(view)[0] + 1
 
     def prepare(
         self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float, view: RequestView | None = None

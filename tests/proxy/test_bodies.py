@@ -88,6 +88,18 @@ def test_another_list_that_grows_is_not_the_conversation() -> None:
         assert read(reader, body) == read(BodyReader(), body)
 
 
+def test_bodies_that_end_where_a_known_one_was_cut_or_hold_nothing() -> None:
+    reader, known = BodyReader(), [b'{"messages":[1]}', b'{"messages":[1,2]}', b'{"messages":[1,2,3]}']
+    for body in (*known, known[2][:15], known[2][:17], b"", known[0], known[2], known[2]):
+        assert read(reader, body) == read(BodyReader(), body)
+
+
+def test_values_that_nest_too_deeply_to_be_compared_are_read_alone() -> None:
+    reader, deep = BodyReader(), b"[" * 1000 + b"]" * 1000
+    for body in (b'{"messages":[%s]}' % deep, b'{"messages":[%s,1]}' % deep):
+        assert reader.read_object(body, "messages").keys() == {"messages"}
+
+
 def test_only_new_items_are_parsed_and_translated() -> None:
     reader, told = BodyReader(), list[str]()
 
