@@ -58,6 +58,11 @@ class Message:
     tool_call_id: str | None = None
     """Set on role "tool": the call this result belongs to."""
 
+    @property
+    def num_characters(self) -> int:
+        """Length of all its texts."""
+        return len(self.content) + len(self.reasoning or "") + sum(len(call.arguments) for call in self.tool_calls)
+
 
 @dataclass(frozen=True, slots=True)
 class ToolSpec:
@@ -71,6 +76,11 @@ class ToolSpec:
     """custom: a free-form tool of the Responses API, whose input travels as plain text."""
     namespace: str | None = None
     """Responses only: the group the client declared the tool in, which its calls must name."""
+
+    @property
+    def num_characters(self) -> int:
+        """Length of its texts, about."""
+        return len(self.name) + len(self.description) + len(repr(self.parameters))
 
 
 @dataclass(frozen=True, slots=True)

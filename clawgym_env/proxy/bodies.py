@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import orjson
 
-from clawgym_env.messages import Json, Message
+from clawgym_env.messages import Dialect, Json, Message
 from clawgym_env.proxy import wire
 from clawgym_env.trace.transcript import Latest
 
-LONGEST_KEPT = 2 << 20
-"""Bytes of a body. Longer ones are read alone."""
-_KNOWN_ITEMS = secrets.randbits(53)
-"""Stands for what is not parsed again. No client can know it, so a list that begins with it is the one we began."""
+LONGEST_KEPT = 1 << 20
+"""Bytes of a body. Longer ones are read alone: 128k tokens are less, and an agent's own code may send what it likes."""
+_MARK = secrets.randbits(53)
+"""Put into a list to know it again. No client can have written it."""
 _LOOK = 64
 """Bytes in which the end of a list must show behind its last item: there is only white space between."""
 
@@ -32,6 +32,7 @@ class _ReadBody:
     """A body that was read, and how far the next one can go on from it."""
 
     body: bytes
+    dialect: Dialect
     name: str
     """Of the field that holds the conversation."""
     items: list[Json]
@@ -52,26 +53,31 @@ class BodyReader:
         self._latest: Latest[_ReadBody] = Latest()
 
     def num_known(self, body: bytes) -> int:
-        """Return how many bytes a body begins with that were read before."""
-        return self._latest.nearest(lambda known: _in_common(known, body))[1]
+        """Return how many bytes of a body need not be parsed again, as far as that can be seen at a glance."""
+        before, shared = self._latest.nearest(lambda known: _in_common(known, body))
+        return 0 if before is None or not _may_go_on(before, body, shared) else shared
 
-    def read_object(self, body: bytes, name: str) -> dict[str, Json]:
+    def read_object(self, body: bytes, name: str, dialect: Dialect) -> dict[str, Json]:
         """Parse a body that must be a JSON object and whose conversation is the list `name`.
 
         Raises:
             ProxyError: it is not an object.
         """
         before, shared = self._latest.nearest(lambda known: _in_common(known, body))
-        read = None if before is None or before.name != name else _go_on(before, body, shared)
-        if read is not None:
-            self._latest.keep(read[0], before, gone_on=True)
-            return read[1]
-        fields = wire.read_object(body)
-        items = fields.get(name)
-        if isinstance(items, list) and len(body) <= LONGEST_KEPT:
-            same = before is not None and shared > len(before.body) // 2  # told anew, or marked in other places
-            self._latest.keep(_ReadBody(body, name, items, [], {}), before, gone_on=same)
-        return fields
+        known = before is not None and (before.name, before.dialect) == (name, dialect)
+        read = _go_on(before, body, shared) if before is not None and known else None
+        if read is None:
+            try:
+                fields = orjson.loads(body)
+            except orjson.JSONDecodeError:
+                return wire.read_object(body)  # leniently, or not at all; the next one may be read otherwise
+            if not isinstance(fields, dict) or not isinstance(items := fields.get(name), list):
+                return wire.read_object(body)
+            read = _ReadBody(body, dialect, name, items, [], {}), fields
+        if len(body) <= LONGEST_KEPT:
+            same = before is not None and shared > len(before.body) // 2  # also told anew, or marked in other places
+            self._latest.keep(read[0], before, gone_on=same or read[0].end > 0)
+        return read[1]
 
     def translate(self, items: list[Json], read: Callable[[Json, str], Iterable[Message]], name: str) -> list[Message]:
         """Return the messages of a list that `read_object` has returned, items known before as they were translated.
@@ -97,24 +103,29 @@ def _in_common(known: _ReadBody, body: bytes) -> int:
     return known.end + (int(different.argmax()) if different.any() else length)
 
 
+def _may_go_on(known: _ReadBody, body: bytes, shared: int) -> bool:
+    """Whether two bodies differ where a list ends in the first and goes on in the second."""
+    ended, goes_on = (each[shared : shared + _LOOK].lstrip()[:1] for each in (known.body, body))
+    return (ended, goes_on) == (b"]", b",")
+
+
 def _go_on(known: _ReadBody, body: bytes, shared: int) -> tuple[_ReadBody, dict[str, Json]] | None:
     """Return a body read from where it differs from a known one; None unless all known items end right there.
 
     JSON is read from left to right: what is alike up to there means the same, and the known body tells what it means.
     """
-    ended, goes_on = (each[shared : shared + _LOOK].lstrip()[:1] for each in (known.body, body))
-    if (ended, goes_on) != (b"]", b","):
+    if not _may_go_on(known, body, shared):
         return None
     try:
         fields = _fields_before(known, shared)
-        rest = orjson.loads(b'{"%s":[%d%s' % (known.name.encode(), _KNOWN_ITEMS, body[shared:]))
+        rest = orjson.loads(b'{"%s":[%d%s' % (known.name.encode(), _MARK, body[shared:]))
     except (orjson.JSONDecodeError, RecursionError):  # the second by comparing what nests deeply
         return None
     new = rest.pop(known.name)
-    if fields is None or not isinstance(new, list) or new[:1] != [_KNOWN_ITEMS]:
+    if fields is None or not isinstance(new, list) or new[:1] != [_MARK]:
         return None
     items = known.items + new[1:]
-    read = _ReadBody(body, known.name, items, known.messages.copy(), fields, shared, len(known.items))
+    read = _ReadBody(body, known.dialect, known.name, items, known.messages.copy(), fields, shared, len(known.items))
     return read, {**fields, known.name: items, **rest}
 
 
@@ -123,6 +134,6 @@ def _fields_before(known: _ReadBody, end: int) -> dict[str, Json] | None:
     if known.end:
         later = orjson.loads(b"[0%s]" % known.body[known.end : end])
         return known.fields if len(later) - 1 == len(known.items) - known.num_known else None
-    head = orjson.loads(known.body[:end] + b"]}")
+    head = orjson.loads(b"%s,%d]}" % (known.body[:end], _MARK))
     last, items = head.popitem()
-    return head if last == known.name and items == known.items else None
+    return head if last == known.name and items == [*known.items, _MARK] else None

@@ -73,7 +73,7 @@ def operation(path: str) -> Operation | None:
 def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
     """Translate a body of POST /v1/chat/completions."""
     reader = reader or BodyReader()
-    fields = reader.read_object(body, "messages")
+    fields = reader.read_object(body, "messages", NAME)
     if fields.get("n") not in (None, 1):
         raise ProxyError(f"Expected n to be 1, got {fields['n']!r}. Send one request per sample.")
     messages = reader.translate(wire.as_list(fields.get("messages"), "messages"), _messages, "messages")

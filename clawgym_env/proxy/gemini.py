@@ -65,7 +65,7 @@ def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None)
     address, _, query = path.partition("?")
     name, _, method = address.rpartition(":")
     reader = reader or BodyReader()
-    fields = reader.read_object(body, "contents")
+    fields = reader.read_object(body, "contents", NAME)
     nested = _get(fields, "generateContentRequest")  # countTokens takes a whole request, too
     if nested is not None:
         fields = wire.as_object(nested, "generateContentRequest")

@@ -64,6 +64,11 @@ class PeerProtocol(HttpToolsProtocol):
         self._head_bytes -= len(body)
         super().on_body(body)
 
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()  # a long body's end has paused it, and only who reads sees the client leave
+
     def connection_lost(self, exc: Exception | None) -> None:
         # A lost connection has no buffer any more; with an exception its bytes never left.
         self._broken = self._broken or exc is not None

@@ -57,7 +57,7 @@ def operation(path: str) -> Operation | None:
 def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
     """Translate a body of POST /v1/messages or /v1/messages/count_tokens."""
     reader = reader or BodyReader()
-    fields = reader.read_object(body, "messages")
+    fields = reader.read_object(body, "messages", NAME)
     if fields.get("thread") is not None:
         raise MemoryNeeded("Expected the whole conversation in messages, got a thread. No message is kept here.")
     messages: list[Message] = []

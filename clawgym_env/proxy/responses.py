@@ -73,7 +73,7 @@ def operation(path: str) -> Operation | None:
 def parse_request(body: bytes, path: str = "", reader: BodyReader | None = None) -> ChatRequest:
     """Translate a body of POST /v1/responses or /v1/responses/input_tokens."""
     reader = reader or BodyReader()
-    fields = reader.read_object(body, "input")
+    fields = reader.read_object(body, "input", NAME)
     for name in _REMEMBERED:
         if fields.get(name):
             raise ProxyError(

@@ -15,7 +15,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -28,7 +28,7 @@ from clawgym_env.proxy.work import Work
 from clawgym_env.rendering import parse_reply
 from clawgym_env.rollout import StopReason
 from clawgym_env.tasks.task import Limits
-from clawgym_env.trace.builder import PreparedCall, TreeBuilder
+from clawgym_env.trace.builder import LongRendering, PreparedCall, TreeBuilder
 from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.matching import RequestView
 from clawgym_env.trace.prefix_tree import PrefixTree
@@ -45,6 +45,8 @@ STARVED_BUDGET = 16
 """Clients whose window is nearly full ask for 1 token; a reply under such a budget is no fair sample."""
 SHORT_BODY = 256 << 10
 """Bytes. A body with more that is new is read on a worker thread; up to it a library in C spends a millisecond."""
+SHORT_OBJECTS = 4096
+"""Or one with more objects that are new, as near as their braces tell: what Python spends on them."""
 SHORT_HISTORY = 1000
 """Messages. Longer conversations are placed on a worker thread."""
 SHORT_TEXT = 8 << 10
@@ -218,7 +220,7 @@ class RolloutSession:
 
     async def read(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
         """Do `read_request`, out of the way of others where the body is long."""
-        is_short = len(body) <= SHORT_BODY or len(body) - self._bodies.num_known(body) <= SHORT_BODY
+        is_short = _is_short(body) or _is_short(body, self._bodies.num_known(body))
         run = self._work.short if is_short else self._work.long
         return await run(lambda: self.read_request(dialect, body, path))
 
@@ -495,37 +497,24 @@ class RolloutSession:
         self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float, size: int
     ) -> PreparedCall:
         """Place a request and make its prompt. `self._building` must be held."""
-
-        def place() -> RequestView:
-            if size > CHARS_PER_TOKEN * self.context_length:
-                self._require_countable(request)
-            return self._builder.place(request)
-
-        def prepare(view: RequestView) -> PreparedCall:
-            return self._builder.prepare(request, headers, arrived_s=arrived_s, view=view)
-
-        def short() -> PreparedCall | RequestView:
-            with _bounded_depth():
-                view = place()
-                stored = self._builder.num_stored(view)  # at the beginning of a conversation all is new, tools too
-                new_text = sum(map(_length, view.messages[stored:])) if stored else size
-                return prepare(view) if new_text <= SHORT_TEXT else view
-
-        def long() -> PreparedCall:
-            with _bounded_depth():
-                return prepare(place() if placed is None else placed)
-
         placed: RequestView | None = None
+
+        def prepare(most: int | None = None) -> PreparedCall:
+            nonlocal placed
+            with _bounded_depth():
+                if size > CHARS_PER_TOKEN * self.context_length:
+                    self._require_countable(request)
+                placed = placed or self._builder.place(request)
+                return self._builder.prepare(request, headers, arrived_s=arrived_s, view=placed, most=most)
+
         if len(request.messages) <= SHORT_HISTORY:
-            done = await self._work.short(short)
-            if isinstance(done, PreparedCall):
-                return done
-            placed = done
-        return await self._work.long(long)
+            with suppress(LongRendering):
+                return await self._work.short(lambda: prepare(SHORT_TEXT))
+        return await self._work.long(prepare)
 
     def _require_countable(self, request: ChatRequest) -> None:
-        offered = sum(len(tool.description) + len(write_json(dict(tool.parameters))) for tool in request.tools)
-        length = sum(map(_length, request.messages)) + offered
+        length = sum(message.num_characters for message in request.messages)
+        length += sum(tool.num_characters for tool in request.tools)
         if length > CHARS_PER_TOKEN * self.context_length:
             raise ContextOverflow(length // USUAL_CHARS_PER_TOKEN, self.context_length)
 
@@ -659,10 +648,8 @@ def _bounded_depth() -> Iterator[None]:
         raise ProxyError("Expected values of at most some hundred levels, got deeper ones.") from error
 
 
-def _length(message: Message) -> int:
-    """Return the characters of a message."""
-    calls = sum(len(call.arguments) for call in message.tool_calls)
-    return len(message.content) + len(message.reasoning or "") + calls
+def _is_short(body: bytes, start: int = 0) -> bool:
+    return len(body) - start <= SHORT_BODY and body.count(b"{", start) <= SHORT_OBJECTS
 
 
 def _recorded(sampling: Mapping[str, Json]) -> dict[str, Json]:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from clawgym_env.engine.base import Generation, SamplingParams, TokenIds
-from clawgym_env.messages import ChatRequest, Completion, Message
+from clawgym_env.messages import ChatRequest, Completion, Message, ToolSpec
 from clawgym_env.rendering import message_dicts, tool_dicts
 from clawgym_env.trace.calls import CallKind, CallTiming, ModelCall
 from clawgym_env.trace.classify import CallFacts, assign_kinds, assign_states, marked_kind, worded_kind
@@ -29,7 +29,6 @@ from clawgym_env.trace.transcript import Transcript, Transcripts
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
-    from renderers.base import ToolSpec as ToolDict
 
 Classify = Callable[[ChatRequest, Mapping[str, str]], CallKind | None]
 TransientSuffix = Callable[[Sequence[Message]], int]
@@ -86,6 +85,50 @@ class _Prompt:
             self._buffer = grown
         self._buffer[self._length : end] = tokens
         self._length = end
+
+
+class LongRendering(Exception):
+    """A prompt would take more rendering than was allowed."""
+
+
+class _Rendering:
+    """The renderer, with the tools of one request, as far as that may be rendered."""
+
+    def __init__(self, renderer: Renderer, tools: Sequence[ToolSpec], most: int | None) -> None:
+        self._renderer = renderer
+        self._offered = tools
+        self._tools = tool_dicts(tools)
+        self._left = most
+
+    def afresh(self, messages: Sequence[Message]) -> list[int]:
+        """Return the prompt of a conversation."""
+        self._spend((*self._offered, *messages))
+        return self._renderer.render_ids(message_dicts(messages), tools=self._tools, add_generation_prompt=True)
+
+    def bridge(self, behind: list[int], reply: list[int], messages: Sequence[Message]) -> list[int] | None:
+        """Return the ids that lead from a sampled reply to the next one; None when the renderer cannot prove them.
+
+        Args:
+            behind: the prompt before the reply, from its last turn close on.
+            messages: the reply's own first, so that a tool result knows the name of its tool.
+        """
+        self._spend(messages[1:])
+        new = message_dicts(messages)[1:]
+        bridged = self._renderer.bridge_to_next_turn(behind, reply, new, tools=self._tools)
+        known = len(behind) + len(reply)
+        if bridged is None or bridged.token_ids[:known] != [*behind, *reply]:
+            return None
+        return bridged.token_ids[known:]
+
+    def _spend(self, texts: Sequence[Message | ToolSpec]) -> None:
+        if self._left is None:
+            return
+        try:
+            self._left -= sum(text.num_characters for text in texts)
+        except RecursionError as error:
+            raise LongRendering from error
+        if self._left < 0:
+            raise LongRendering
 
 
 @dataclass(slots=True, eq=False)
@@ -155,21 +198,27 @@ class TreeBuilder:
         self._index.place(view)
         return view
 
-    def num_stored(self, view: RequestView) -> int:
-        """Return how many of the messages begin a prompt whose tokens are stored: `prepare` renders the others only."""
-        return self._stored_beginning(view)[0] + 1
-
     def prepare(
-        self, request: ChatRequest, headers: Mapping[str, str], *, arrived_s: float, view: RequestView | None = None
+        self,
+        request: ChatRequest,
+        headers: Mapping[str, str],
+        *,
+        arrived_s: float,
+        view: RequestView | None = None,
+        most: int | None = None,
     ) -> PreparedCall:
         """Make the request's prompt. Reads the builder only.
 
         Args:
             arrived_s: seconds since the rollout's first call.
             view: what `place` has returned for this request, where nothing was committed since.
+            most: characters that may be rendered.
+
+        Raises:
+            LongRendering: it would take more than `most`.
         """
         view = view or self.place(request)
-        prompt, drift = self._prompt(view, request)
+        prompt, drift = self._prompt(view, _Rendering(self._renderer, request.tools, most))
         prefix_parent, prefix_len = self._shared_prefix(prompt, view)
         return PreparedCall(
             request=request,
@@ -319,63 +368,44 @@ class TreeBuilder:
         again = None if opener is None else self._nodes[opener].segment
         return index if again is None or again in self._continued else again
 
-    def _prompt(self, view: RequestView, request: ChatRequest) -> tuple[_Prompt, str | None]:
+    def _prompt(self, view: RequestView, rendering: _Rendering) -> tuple[_Prompt, str | None]:
         """Make the exact prompt, and say why it could not go on from the lineage parent's tokens."""
-        tools = tool_dicts(request.tools)
-        prompt = self._beginning(view, tools)
+        prompt = self._beginning(view, rendering)
         if prompt is not None:
-            prompt = self._extended(prompt, view, tools)
+            prompt = self._extended(prompt, view, rendering)
         if prompt is not None:
             return prompt, self._drift(view, spliced=True)
-        ids = self._renderer.render_ids(message_dicts(view.messages), tools=tools, add_generation_prompt=True)
-        return _Prompt(ids), self._drift(view, spliced=False)
+        return _Prompt(rendering.afresh(view.messages)), self._drift(view, spliced=False)
 
-    def _beginning(self, view: RequestView, tools: list[ToolDict] | None) -> _Prompt | None:
+    def _beginning(self, view: RequestView, rendering: _Rendering) -> _Prompt | None:
         """Return the longest stored beginning of this request that ends with a stored reply.
 
         Where none is stored, the messages before the first reply are rendered and that reply's ids put behind them.
         None when no reply can be put in by id: a message that is not ours stands behind each.
         """
-        at, end = self._stored_beginning(view)
-        if end is not None:
-            return _Prompt(self._read(*end), last=at, origin=end)
-        first = min(self._usable(view), default=None)
-        if first is None:
+        foreign = max(view.last_foreign, 0)  # nor the very first message, which no prompt comes before
+        usable = [at for at in sorted(view.known) if at > foreign]
+        for at in reversed(usable):
+            end = self._turn_ends.get(view.exact[at + 1])
+            if end is not None:
+                return _Prompt(self._read(*end), last=at, origin=end)
+        if not usable:
             return None
-        ids = self._renderer.render_ids(message_dicts(view.messages[:first]), tools=tools, add_generation_prompt=True)
-        prompt = _Prompt(ids)
+        first = usable[0]
+        prompt = _Prompt(rendering.afresh(view.messages[:first]))
         self._put_reply(prompt, view, first)
         return prompt
 
-    def _stored_beginning(self, view: RequestView) -> tuple[int, tuple[int, int] | None]:
-        """Return the position of the last reply whose tokens are stored with all before it, and where; -1 without."""
-        for at in sorted(self._usable(view), reverse=True):
-            end = self._turn_ends.get(view.exact[at + 1])
-            if end is not None:
-                return at, end
-        return -1, None
-
-    @staticmethod
-    def _usable(view: RequestView) -> list[int]:
-        """Return the positions of the replies that can be put in by id."""
-        foreign = max(view.last_foreign, 0)  # nor the very first message, which no prompt comes before
-        return [at for at in view.known if at > foreign]
-
-    def _extended(self, prompt: _Prompt, view: RequestView, tools: list[ToolDict] | None) -> _Prompt | None:
+    def _extended(self, prompt: _Prompt, view: RequestView, rendering: _Rendering) -> _Prompt | None:
         """Bridge turn by turn to the end of the request; None when the renderer cannot prove a bridge."""
         later = [at for at in sorted(view.known) if at > prompt.last]
         for at in [*later, len(view.messages)]:
             reply = self._calls[view.known[prompt.last]].token_ids
-            # The reply's own message goes along, so that a tool result knows the name of its tool.
-            new = message_dicts(view.messages[prompt.last : at])[1:]
-            split = len(prompt.tokens) - len(reply)
-            prior = [*self.tail(prompt.tokens[:split]), *reply.tolist()]
-            bridged = self._renderer.bridge_to_next_turn(
-                prior[: len(prior) - len(reply)], prior[len(prior) - len(reply) :], new, tools=tools
-            )
-            if bridged is None or bridged.token_ids[: len(prior)] != prior:
+            behind = self.tail(prompt.tokens[: len(prompt.tokens) - len(reply)])
+            bridge = rendering.bridge(behind, reply.tolist(), view.messages[prompt.last : at])
+            if bridge is None:
                 return None
-            prompt.append(bridged.token_ids[len(prior) :])
+            prompt.append(bridge)
             if at < len(view.messages):
                 self._put_reply(prompt, view, at)
         return prompt

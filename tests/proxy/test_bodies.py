@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from clawgym_env.errors import ProxyError
 from clawgym_env.messages import Json, Message
 from clawgym_env.proxy import chat, messages, wire
-from clawgym_env.proxy.bodies import BodyReader
+from clawgym_env.proxy.bodies import LONGEST_KEPT, BodyReader
 
 TEXTS = st.text(st.sampled_from('ab"\\],[}{ \n:é'), max_size=8) | st.sampled_from(["messages", '"messages":[', "],"])
 ITEMS = st.recursive(
@@ -26,7 +26,7 @@ WRITTEN = st.sampled_from([{}, {"separators": (",", ":")}, {"indent": 1}, {"ensu
 def read(reader: BodyReader, body: bytes) -> Json:
     """Return what a body says, its fields in order; or the error."""
     try:
-        return [list(item) for item in reader.read_object(body, "messages").items()]
+        return [list(item) for item in reader.read_object(body, "messages", "chat").items()]
     except ProxyError as error:
         return str(error)
 
@@ -84,8 +84,37 @@ def test_another_list_that_grows_is_not_the_conversation() -> None:
         b'{"messages":[1,2,3],"tools":[1,2]}',
         b'{"messages":[1,2,3,[4]],"tools":[1,2]}',
         b'{"messages":[1,2,3,[4,5]],"tools":[1,2]}',
+        b'{"tools":[5],"messages":[1,2],"tools":[1,2]}',
+        b'{"tools":[5],"messages":[1,2],"tools":[1,2,3]}',
+        b'{"messages":[]}',
+        b'{"messages":[,1]}',
     ):
         assert read(reader, body) == read(BodyReader(), body)
+
+
+def test_a_body_that_was_read_leniently_is_not_gone_on_from() -> None:
+    reader = BodyReader()
+    for body in (b'{"messages":[{"a":1%s}],"t":NaN}' % (b"0" * 20), b'{"messages":[{"a":1%s},2],"t":1}' % (b"0" * 20)):
+        assert str(read(reader, body)) == str(read(BodyReader(), body))
+
+
+def test_what_one_dialect_has_translated_is_nothing_to_another() -> None:
+    reader = BodyReader()
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": "done"}]}
+    bodies = [json.dumps({"model": "m", "messages": [result] * n}).encode() for n in (1, 2)]
+    assert [message.role for message in chat.parse_request(bodies[0], "", reader).messages] == ["user"]
+    assert [message.role for message in messages.parse_request(bodies[1], "", reader).messages] == ["tool", "tool"]
+
+
+def test_a_long_body_is_not_kept() -> None:
+    reader = BodyReader()
+    short, long = (b'{"messages":["",%s]}' % (b'"%s"' % (b"x" * size)) for size in (1, LONGEST_KEPT))
+    kept = b'{"messages":["","x",2]}'
+    assert read(reader, short) == read(BodyReader(), short)
+    assert reader.num_known(kept) > 0
+    longer = long[:-2] + b",1]}"
+    assert read(reader, long) == read(BodyReader(), long)
+    assert reader.num_known(longer) == 0
 
 
 def test_bodies_that_end_where_a_known_one_was_cut_or_hold_nothing() -> None:
@@ -97,7 +126,7 @@ def test_bodies_that_end_where_a_known_one_was_cut_or_hold_nothing() -> None:
 def test_values_that_nest_too_deeply_to_be_compared_are_read_alone() -> None:
     reader, deep = BodyReader(), b"[" * 1000 + b"]" * 1000
     for body in (b'{"messages":[%s]}' % deep, b'{"messages":[%s,1]}' % deep):
-        assert reader.read_object(body, "messages").keys() == {"messages"}
+        assert reader.read_object(body, "messages", "chat").keys() == {"messages"}
 
 
 def test_only_new_items_are_parsed_and_translated() -> None:
@@ -108,7 +137,7 @@ def test_only_new_items_are_parsed_and_translated() -> None:
         yield Message("user", str(item))
 
     def turn(items: list[Json]) -> list[Json]:
-        fields = reader.read_object(json.dumps({"messages": items, "tools": [{"a": [1]}]}).encode(), "messages")
+        fields = reader.read_object(json.dumps({"messages": items, "tools": [{"a": [1]}]}).encode(), "messages", "chat")
         told.clear()
         read = wire.as_list(fields["messages"], "messages")
         assert reader.translate(read, translate, "messages") == [Message("user", str(item)) for item in items]

@@ -1,10 +1,16 @@
+"""Sockets that accept, and clients that leave."""
+
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
+from collections.abc import Callable
 
 import pytest
+from proxy_rig import CHAT, GatedEngine, ask, eventually, running
 
+from clawgym_env._loop import new_event_loop
 from clawgym_env.proxy.listener import Listener, make_config
 
 
@@ -32,3 +38,31 @@ def test_a_cancelled_open_leaves_no_socket_that_accepts() -> None:
 
 async def app(scope: object, receive: object, send: object) -> None:
     raise AssertionError("Nobody connects.")
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000, 300_000])
+@pytest.mark.parametrize("make_loop", [asyncio.new_event_loop, new_event_loop])
+def test_a_client_that_leaves_while_its_call_generates_is_noticed_at_any_body_size(
+    size: int, make_loop: Callable[[], asyncio.AbstractEventLoop]
+) -> None:
+    """A body that fills uvicorn's buffer pauses reading, and who does not read sees nobody leave."""
+
+    async def test() -> None:
+        engine = GatedEngine()
+        async with running(engine) as rig:
+            body = json.dumps(ask("x" * size)).encode()
+            _, writer = await asyncio.open_connection("127.0.0.1", rig.port)
+            head = f"POST /r/{rig.session.key}{CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+            writer.write(head.encode())
+            await asyncio.sleep(0.05)  # the handler waits for the body when it comes
+            writer.write(body)
+            await eventually(lambda: engine.started == 1)
+            (call,) = rig.session._pending
+            writer.close()
+            await eventually(lambda: call.waiters == 0)
+            engine.gate.set()
+            await eventually(call.completed.done)
+            assert (await rig.session.settle())[0].timing.delivered_s is None
+
+    with asyncio.Runner(loop_factory=make_loop) as runner:
+        runner.run(test())
