@@ -1,8 +1,9 @@
 """The asynchronous training loop: rollouts go on while the learner updates, within a bound on how old they may be.
 
 The environments keep all their sandboxes busy across groups and updates; the learner takes complete groups as they
-come. Invariant: no token that was sampled more than `max_staleness` weight updates ago is trained. A rollout with an
-older one ends in the bucket `stale`, in the store too, and is counted.
+come. Invariant: no token that was sampled more than `max_staleness` weight updates ago is trained. An update waits for
+groups that it would make too old: to drop them would drop the long rollouts, which are the bad ones, and teach a policy
+to ramble. What is too old all the same ends in the bucket `stale`, in the store too, and is counted.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class AsyncTrainer(Trainer):
 
     _: KW_ONLY
     max_staleness: int = 2
-    """Weight updates (`Engine.policy_version` counts them) between a token's sampling and its training."""
+    """Weight updates (`Engine.policy_version` counts them) between a token's sampling and its training. With 0 an
+    update waits for nothing: all that runs meanwhile becomes stale."""
     selection: Selection = Selection()  # noqa: RUF009 (immutable)
     """Which calls' tokens count for that: the learner's selection."""
     _stream: Generator[Rollout, None, None] | None = field(default=None, init=False)
@@ -40,6 +42,8 @@ class AsyncTrainer(Trainer):
     """Where the environments stood before the first group: all groups that no batch has taken come after it."""
     _open: dict[str, list[Rollout]] = field(default_factory=dict, init=False)
     """Finished rollouts whose siblings still run, by group."""
+    _begun: dict[str, int] = field(default_factory=dict, init=False)
+    """The policy version at which each group began that is not complete."""
     _complete: list[list[Rollout]] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
@@ -65,11 +69,14 @@ class AsyncTrainer(Trainer):
         return batch, self._staleness(batch)
 
     def _gather(self) -> list[Rollout]:
-        """Wait for enough groups that are not stale; those that are go along, to be counted and not trained."""
+        """Wait for enough groups that are not stale, and for all that would be too old after the next update.
+
+        Those that are stale go along, to be counted and not trained.
+        """
         wanted = self._envs.num_envs // self._envs.group_size
         stream = self._stream = self._stream or self._begin()
         self._complete = [self._dated(group) for group in self._complete]
-        while sum(map(_fresh, self._complete)) < wanted:
+        while sum(map(_fresh, self._complete)) < wanted or self._next_would_be_stale():
             rollout = next(stream, None)
             if rollout is None:
                 raise TrainingError("Expected more rollouts, got the end of them. Were the environments closed?")
@@ -77,6 +84,7 @@ class AsyncTrainer(Trainer):
             group.append(rollout)
             if len(group) == self._envs.group_size:
                 self._complete.append(self._dated(self._open.pop(rollout.group_id)))
+                self._begun.pop(rollout.group_id, None)
         batch, self._complete = self._complete, []
         return [rollout for group in batch for rollout in group]
 
@@ -85,7 +93,15 @@ class AsyncTrainer(Trainer):
             self.envs.reset(seed=self.seed)
             self._start = self._envs.state_dict()
         taken = {group_of(rollout_id) for batch in self._state.store.batches().values() for rollout_id in batch}
-        return self._envs.as_completed(None, skip=taken)
+        return self._envs.as_completed(None, skip=taken, begun=self._begin_group)
+
+    def _begin_group(self, group_id: str) -> None:
+        self._begun[group_id] = self.learner.engine().policy_version
+
+    def _next_would_be_stale(self) -> bool:
+        """Whether a group that runs could be trained now and not after the next update."""
+        oldest = self.learner.engine().policy_version - self.max_staleness
+        return self.max_staleness > 0 and oldest in list(self._begun.values())
 
     def _dated(self, group: Sequence[Rollout]) -> list[Rollout]:
         oldest = self.learner.engine().policy_version - self.max_staleness

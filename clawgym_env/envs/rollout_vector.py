@@ -7,7 +7,7 @@ sub-environment i shows equals what a single `RolloutEnv` with the same draw wou
 from __future__ import annotations
 
 import itertools
-from collections.abc import Container, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -232,7 +232,12 @@ class RolloutVectorEnv(
         )
 
     def as_completed(
-        self, total: int | None, *, action: int = 0, skip: Container[str] = ()
+        self,
+        total: int | None,
+        *,
+        action: int = 0,
+        skip: Container[str] = (),
+        begun: Callable[[str], None] | None = None,
     ) -> Generator[Rollout, None, None]:
         """Yield `total` rollouts of freshly drawn groups as they finish, `max_concurrency` always running.
 
@@ -242,6 +247,7 @@ class RolloutVectorEnv(
         Args:
             total: how many; None goes on until the iteration is ended.
             skip: ids of groups that are drawn but not run, and do not count.
+            begun: called with a group's id when its first rollout starts, on the thread that the rollouts run on.
 
         Raises:
             ValueError: `total` is not a multiple of `group_size`.
@@ -253,7 +259,7 @@ class RolloutVectorEnv(
         if self._sampler.seed is None:
             self.reset()
         num_groups = None if total is None else total // self.group_size
-        return self._service.as_completed(self._requests(num_groups, action, skip))
+        return self._service.as_completed(self._requests(num_groups, action, skip, begun))
 
     def render(self) -> tuple[str, ...] | None:
         """Return every finished rollout as text ("ansi"), None without a render mode."""
@@ -263,9 +269,13 @@ class RolloutVectorEnv(
         """End everything this environment started."""
         self._service.close()
 
-    def _requests(self, num_groups: int | None, action: int, skip: Container[str]) -> Iterator[RolloutRequest]:
+    def _requests(
+        self, num_groups: int | None, action: int, skip: Container[str], begun: Callable[[str], None] | None
+    ) -> Iterator[RolloutRequest]:
         draws = iter(self._sampler.draw, None)
         for draw in itertools.islice((draw for draw in draws if draw.group_id not in skip), num_groups):
+            if begun is not None:
+                begun(draw.group_id)
             for index in range(self.group_size):
                 yield self._service.request(draw, policy=action, index=index)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -110,6 +111,39 @@ def test_a_rollout_with_too_old_a_token_is_counted_and_not_trained(tmp_path: Pat
         fresh = {rollout.group_id for rollout in batch if rollout.exclusion is None}
         assert len(fresh) >= 2, "stale groups are beside the batch, not in its place"
     assert equal_weights(replayed(tmp_path), learner)
+
+
+@pytest.mark.parametrize("max_staleness", [1, 2])
+def test_an_update_waits_for_what_it_would_make_too_old(tmp_path: Path, max_staleness: int) -> None:
+    """One rollout in each few takes as long as many updates: it is late, and trained."""
+    learner = watched()
+    slow = threading.Semaphore(1)
+
+    def reply(prompt: str, turn: int) -> str:
+        if slow.acquire(blocking=False):
+            time.sleep(1.0)
+            slow.release()
+        return last_digit(prompt, turn)
+
+    class InAThread(type(learner.engine())):  # type: ignore[misc]
+        """Lets the other rollouts go on meanwhile."""
+
+        async def generate(self, *args: Any) -> Any:
+            return await asyncio.to_thread(asyncio.run, super().generate(*args))
+
+    engine: Any = learner.engine()
+    engine._reply = reply
+    engine.__class__ = InAThread
+    train(tmp_path, learner, num_updates=6, envs={"max_concurrency": 4}, max_staleness=max_staleness)
+    records = read_metrics(tmp_path)
+    assert [record["staleness/stale_fraction"] for record in records] == [0.0] * 6
+    assert max(record["staleness/max"] for record in records) == max_staleness
+
+
+def test_with_no_staleness_allowed_an_update_waits_for_nothing(tmp_path: Path) -> None:
+    learner = watched(latency_s=0.02)
+    train(tmp_path, learner, num_updates=3, envs={"max_concurrency": 12}, max_staleness=0)
+    assert {record["staleness/max"] for record in read_metrics(tmp_path)} == {0.0}
 
 
 def test_stale_is_stale_by_the_oldest_token_alone(tmp_path: Path) -> None:
