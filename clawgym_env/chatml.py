@@ -45,6 +45,8 @@ class ChatMLRenderer:
         Raises:
             EngineError: the vocabulary has no ChatML turn tokens.
         """
+        import renderers.base  # noqa: F401 (now, and not with the first call, on the proxy's event loop)
+
         self.tokenizer = tokenizer
         self._im_start = self._required("<|im_start|>")
         self._im_end = self._required("<|im_end|>")
