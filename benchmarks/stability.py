@@ -48,6 +48,8 @@ class Config:
     batch: int = 32
     """Rollouts per update: groups of 8 (GRPO), or each of a task of its own (PPO)."""
     learning_rate: float = 2.5e-4
+    max_tokens: int = 256
+    """Of one reply. Those of the tasks are short, and updates wait for a policy that rambles."""
     max_concurrency: int = 16
     seed: int = 0
     output_dir: Path | None = None
@@ -72,6 +74,7 @@ def main(config: Config) -> None:
         group_size=group_size,
         tasks=tasks,
         engine=learner.engine(),
+        sampling={"max_tokens": config.max_tokens},
         max_concurrency=config.max_concurrency,
         run_dir=output_dir,
     )
