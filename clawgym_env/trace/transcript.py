@@ -124,7 +124,7 @@ class Latest(Generic[T]):
         self._kept: tuple[T, ...] = ()
 
     def nearest(self, in_common: Callable[[T], int]) -> tuple[T | None, int]:
-        """Return what has most messages in common with a request, and how many; None and 0 when nothing has any."""
+        """Return what has most in common with a request, and how much; None and 0 when nothing has anything."""
         before, shared = None, 0
         for kept in self._kept:
             length = in_common(kept)

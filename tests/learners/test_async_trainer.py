@@ -121,7 +121,7 @@ def test_an_update_waits_for_what_it_would_make_too_old(tmp_path: Path, max_stal
 
     def reply(prompt: str, turn: int) -> str:
         if slow.acquire(blocking=False):
-            time.sleep(1.0)
+            time.sleep(1.5 * max_staleness)
             slow.release()
         return last_digit(prompt, turn)
 
