@@ -75,7 +75,7 @@ class NcclSync:
             # The server receives inside its answer: both sides at once.
             answer = pool.submit(server.update, "update_weights", {"update_info": info})
             for tensor in self._tensors.values():
-                if answer.done():
+                if answer.done() and answer.exception() is not None:
                     break  # it refused before it received: nobody takes part in the broadcast
                 group.broadcast(tensor.contiguous())
             answer.result()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,7 @@ class Recorder:
         self.sent: list[torch.Tensor] = []
 
     def broadcast(self, tensor: torch.Tensor) -> None:
+        time.sleep(0.005)  # the fake server has answered long before the last one
         self.sent.append(tensor.clone())
 
 
