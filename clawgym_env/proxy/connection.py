@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, cast
 
 from clawgym_env.errors import ProxyError
@@ -35,6 +36,9 @@ class Peer(Protocol):
 
     gone: asyncio.Future[None]
     """Done when the connection is lost."""
+
+    def joined_writes(self) -> AbstractContextManager[None]:
+        """Hold back what is written inside and write it at once."""
 
     def unsent(self) -> int:
         """Return how many bytes wait in user space."""
@@ -109,8 +113,10 @@ class Connection:
         headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
         if not await self._still_there():
             return False
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        return await self._send_last(body)
+        with self._peer.joined_writes():
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
+            await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        return await self._written()
 
     async def start_stream(self, content_type: bytes = EVENT_STREAM) -> None:
         """Send the headers of a stream."""
@@ -123,15 +129,17 @@ class Connection:
 
     async def finish(self, data: bytes) -> bool:
         """Send the last bytes; return whether everything was fully written."""
-        return await self._still_there() and await self._send_last(data)
+        if not await self._still_there():
+            return False
+        await self._send({"type": "http.response.body", "body": data, "more_body": False})
+        return await self._written()
 
     async def _still_there(self) -> bool:
         await asyncio.sleep(0)  # one turn of the loop, so that a hang-up which has already arrived is seen
         return not (self._peer.gone.done() or self._peer.broken)
 
-    async def _send_last(self, data: bytes) -> bool:
-        await self._send({"type": "http.response.body", "body": data, "more_body": False})
-        pause_s = 0.0  # uvloop writes at the end of this turn of the loop, headers and body at once
+    async def _written(self) -> bool:
+        pause_s = 0.0  # uvloop may write at the end of this turn of the loop
         while self._peer.unsent() and not self._peer.broken:  # the transport has no event for it
             await asyncio.sleep(pause_s)
             pause_s = _DRAIN_POLL_S

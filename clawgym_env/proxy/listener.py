@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -31,6 +32,44 @@ _HANDLER_END_S = 5.0
 _LINGER_RESET = struct.pack("ii", 1, 0)
 
 
+class _JoiningTransport:
+    """A transport that can hold writes back and make one of them.
+
+    uvicorn writes the headers and the body of an answer one by one. Each write is a system call, over loopback with the
+    receiver's work in it.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(data)
+
+    def close(self) -> None:
+        self._release()  # what was written before is still sent, as by any transport
+        self._transport.close()
+
+    @contextmanager
+    def joined(self) -> Iterator[None]:
+        self._held = []
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        held, self._held = self._held, None
+        if held:
+            self._transport.write(b"".join(held))
+
+
 class PeerProtocol(HttpToolsProtocol):
     """uvicorn's protocol, open where the proxy must know what became of its bytes. Satisfies `connection.Peer`."""
 
@@ -47,6 +86,8 @@ class PeerProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.gone = asyncio.get_running_loop().create_future()
         super().connection_made(transport)
+        self._joining = _JoiningTransport(transport)
+        self.transport = cast(asyncio.Transport, self._joining)
         if self._private and len(self.connections) > MAX_CONNECTIONS:
             self.reset()
 
@@ -75,6 +116,10 @@ class PeerProtocol(HttpToolsProtocol):
         self.gone.set_result(None)
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn forgets to after an error, and the timer holds the session
+
+    def joined_writes(self) -> AbstractContextManager[None]:
+        """Hold back what is written inside and write it at once."""
+        return self._joining.joined()
 
     def unsent(self) -> int:
         """Return how many bytes wait in user space."""

@@ -220,8 +220,7 @@ class RolloutSession:
 
     async def read(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
         """Do `read_request`, out of the way of others where the body is long."""
-        is_short = _is_short(body) or _is_short(body, self._bodies.num_known(body))
-        run = self._work.short if is_short else self._work.long
+        run = self._work.short if _is_short(body, self._bodies.num_known(body)) else self._work.long
         return await run(lambda: self.read_request(dialect, body, path))
 
     def read_request(self, dialect: WireDialect, body: bytes, path: str = "") -> tuple[ChatRequest, bytes]:
@@ -648,7 +647,7 @@ def _bounded_depth() -> Iterator[None]:
         raise ProxyError("Expected values of at most some hundred levels, got deeper ones.") from error
 
 
-def _is_short(body: bytes, start: int = 0) -> bool:
+def _is_short(body: bytes, start: int) -> bool:
     return len(body) - start <= SHORT_BODY and body.count(b"{", start) <= SHORT_OBJECTS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import pytest
@@ -26,6 +27,9 @@ class FakePeer:
 
     def leave(self) -> None:
         self.gone.set_result(None)
+
+    def joined_writes(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def unsent(self) -> int:
         self.looks += 1
