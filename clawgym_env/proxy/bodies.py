@@ -17,7 +17,7 @@ import orjson
 
 from clawgym_env.messages import Dialect, Json, Message
 from clawgym_env.proxy import wire
-from clawgym_env.trace.transcript import Latest
+from clawgym_env.trace.latest import Latest
 
 LONGEST_KEPT = 1 << 20
 """Bytes of a body. Longer ones are read alone: 128k tokens are less, and an agent's own code may send what it likes."""

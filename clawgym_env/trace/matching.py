@@ -18,7 +18,8 @@ from clawgym_env.trace.digests import (
     reasoning_kept,
     tools_digest,
 )
-from clawgym_env.trace.transcript import Latest, Transcript, shared_length, transcribe
+from clawgym_env.trace.latest import Latest, shared_length
+from clawgym_env.trace.transcript import Transcript, transcribe
 
 
 @dataclass(slots=True, eq=False)

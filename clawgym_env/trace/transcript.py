@@ -3,16 +3,14 @@
 Harnesses send the whole history with every call. `Transcripts` keeps the latest conversations of a rollout and takes
 over what a new request shares with one of them, so that a turn costs its new messages and a comparison of the old.
 Invariant: what is taken over equals what would be made afresh, because messages count as shared only when every text
-in them is the same to the letter; and memory is bounded by the text of `KEPT` conversations.
+in them is the same to the letter; and memory is bounded by the text of `latest.KEPT` conversations.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Generic, TypeVar
 
 from clawgym_env.messages import ChatRequest, Message, ToolSpec
 from clawgym_env.trace.digests import (
@@ -24,12 +22,7 @@ from clawgym_env.trace.digests import (
     spelling_digest,
     tools_digest,
 )
-
-S = TypeVar("S")
-T = TypeVar("T")
-
-KEPT = 4
-"""Conversations: the main agent's and those of sub-agents that run beside it."""
+from clawgym_env.trace.latest import Latest, shared_length
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,33 +107,6 @@ def _append(transcript: Transcript, message: Message) -> None:
     transcript.letters.append(chain(transcript.letters[-1], spelling + ids.encode("utf-8", "surrogatepass")))
 
 
-class Latest(Generic[T]):
-    """What is kept of the latest conversations of one rollout: of each what was made of its latest request.
-
-    Thread-safe: of two at once one may be forgotten, never mixed up.
-    """
-
-    def __init__(self) -> None:
-        self._kept: tuple[T, ...] = ()
-
-    def nearest(self, in_common: Callable[[T], int]) -> tuple[T | None, int]:
-        """Return what has most in common with a request, and how much; None and 0 when nothing has anything."""
-        before, shared = None, 0
-        for kept in self._kept:
-            length = in_common(kept)
-            if length > shared:
-                before, shared = kept, length
-        return before, shared
-
-    def find(self, is_it: Callable[[T], bool]) -> T | None:
-        """Return what answers to a description, None without one."""
-        return next(filter(is_it, self._kept), None)
-
-    def keep(self, made: T, before: T | None, *, gone_on: bool) -> None:
-        """Keep what was made, in place of `before` where its conversation has gone on."""
-        self._kept = (made, *[kept for kept in self._kept if kept is not before or not gone_on][: KEPT - 1])
-
-
 class Transcripts:
     """The latest conversations of one rollout. Thread-safe."""
 
@@ -155,14 +121,3 @@ class Transcripts:
         transcript = transcribe(request, before, shared)
         self._latest.keep(transcript, before, gone_on=before is not None and shared > len(before.messages) // 2)
         return transcript
-
-
-def shared_length(one: Sequence[S], other: Sequence[S]) -> int:
-    """Return with how many equal items both begin. Slices of them must be of one type."""
-    shorter = min(len(one), len(other))
-    if one[:shorter] == other[:shorter]:  # most conversations only grow
-        return shorter
-    for at, (a, b) in enumerate(zip(one, other, strict=False)):
-        if a is not b and a != b:
-            return at
-    return shorter

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clawgym_env.messages import ChatRequest, Message, ToolCall, ToolSpec
-from clawgym_env.trace.transcript import KEPT, Transcript, Transcripts, shared_length, transcribe
+from clawgym_env.trace.latest import KEPT, shared_length
+from clawgym_env.trace.transcript import Transcript, Transcripts, transcribe
 
 few = st.sampled_from(["", " ", "a", "b", "a\n", '{"a":1}', '{"a": 1}', '{"a":true}', "\ud800"])
 calls = st.builds(ToolCall, few, few, few)
