@@ -64,7 +64,12 @@ def main(config: Config) -> None:
         learner, spec, group_size = TreeGRPO(policy, learning_rate=config.learning_rate), "bundled:level=1-2", 8
     else:
         learner = TreePPO(
-            policy, learning_rate=config.learning_rate, value_learning_rate=1e-3, normalize_advantages=True
+            policy,
+            learning_rate=config.learning_rate,
+            value_learning_rate=1e-3,
+            normalize_advantages=True,
+            # A mean of each rollout's own mean blames a long reply's tokens less, and in a hundred updates it rambles.
+            loss_weight="token",
         )
         spec, group_size = "bundled:level=1", 1
     tasks, _ = hold_out(spec, 1)

@@ -19,6 +19,8 @@ from clawgym_env.messages import Json
 from clawgym_env.rollout import Rollout
 from clawgym_env.runner import group_of
 from clawgym_env.trace.prefix_tree import Selection
+from learners.policy_gradient import PolicyGradientLearner
+from learners.rows import exclusion_under
 from learners.run_state import TrainingError
 from learners.trainer import Trainer
 
@@ -27,16 +29,17 @@ from learners.trainer import Trainer
 class AsyncTrainer(Trainer):
     """Trains on groups as they complete; settings beyond these as of `Trainer`.
 
-    A batch is as many groups as a step of the environments would be. A run that goes on repeats the stored batches as
-    they were composed; what comes after depends on which rollouts end first, as in any asynchronous run.
+    A batch is as many groups as a step of the environments would be, and those that the update had to wait for. A run
+    that goes on repeats the stored batches as they were composed; what comes after depends on which rollouts end first,
+    as in any asynchronous run.
     """
 
     _: KW_ONLY
     max_staleness: int = 2
     """Weight updates (`Engine.policy_version` counts them) between a token's sampling and its training. With 0 an
     update waits for nothing: all that runs meanwhile becomes stale."""
-    selection: Selection = Selection()  # noqa: RUF009 (immutable)
-    """Which calls' tokens count for that: the learner's selection."""
+    selection: Selection | None = None
+    """Which calls' tokens count for that. None: those that the learner trains; only one of your own needs telling."""
     _stream: Generator[Rollout, None, None] | None = field(default=None, init=False)
     _start: dict[str, Json] | None = field(default=None, init=False)
     """Where the environments stood before the first group: all groups that no batch has taken come after it."""
@@ -45,13 +48,29 @@ class AsyncTrainer(Trainer):
     _begun: dict[str, int] = field(default_factory=dict, init=False)
     """The policy version at which each group began that is not complete."""
     _complete: list[list[Rollout]] = field(default_factory=list, init=False)
+    _rise: int = field(default=1, init=False)
+    """Weight updates per batch: what a learner is known to take, or the most it has taken."""
+    _version: int | None = field(default=None, init=False)
+    """Of the policy at the batch before."""
+    _selection: Selection = field(default=Selection(), init=False)
 
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
             raise TrainingError(f"Expected max_staleness of at least 0, got {self.max_staleness}.")
+        if isinstance(self.learner, PolicyGradientLearner):
+            self._rise, self._selection = self.learner.updates_per_batch, self.learner.selection
+            if self.selection not in (None, self._selection):
+                raise TrainingError(f"Expected the learner's selection, {self._selection}, got {self.selection}.")
+            if 0 < self.max_staleness < self._rise:
+                raise TrainingError(
+                    f"Expected max_staleness of at least updates_per_batch={self._rise}, or 0, got "
+                    f"{self.max_staleness}: what runs during an update would always be too old after it."
+                )
+        self._selection = self.selection or self._selection
         super().__post_init__()
-        if self._state.update:
-            self._start = self._envs.state_dict()
+        start = self._envs.state_dict()
+        if self._state.update and start["seed"] is not None:
+            self._start = start
 
     def run(self) -> list[dict[str, float]]:
         """Train as `Trainer.run` does; rollouts that still run at the end are cancelled and their sandboxes closed."""
@@ -62,6 +81,13 @@ class AsyncTrainer(Trainer):
                 self._stream.close()
 
     def _sample(self, update: int) -> tuple[Sequence[Rollout], dict[str, float]]:
+        if self._start is None:  # before stored batches are repeated, too: a checkpoint says where those began
+            self.envs.reset(seed=self.seed)
+            self._start = self._envs.state_dict()
+        version = self.learner.engine().policy_version
+        if self._version is not None:
+            self._rise = max(self._rise, version - self._version)
+        self._version = version
         if (recorded := self._state.recorded.get(update)) is not None:
             batch = [self._state.store.load(rollout_id) for rollout_id in recorded]
         else:
@@ -89,9 +115,6 @@ class AsyncTrainer(Trainer):
         return [rollout for group in batch for rollout in group]
 
     def _begin(self) -> Generator[Rollout, None, None]:
-        if self._start is None:
-            self.envs.reset(seed=self.seed)
-            self._start = self._envs.state_dict()
         taken = {group_of(rollout_id) for batch in self._state.store.batches().values() for rollout_id in batch}
         return self._envs.as_completed(None, skip=taken, begun=self._begin_group)
 
@@ -99,31 +122,38 @@ class AsyncTrainer(Trainer):
         self._begun[group_id] = self.learner.engine().policy_version
 
     def _next_would_be_stale(self) -> bool:
-        """Whether a group that runs could be trained now and not after the next update."""
+        """Whether a group that runs could be trained now and not after the next update.
+
+        With fewer than the weight updates of one batch allowed, all that begin while it waits would be such groups.
+        """
         oldest = self.learner.engine().policy_version - self.max_staleness
-        return self.max_staleness > 0 and oldest in list(self._begun.values())
+        lost = range(oldest, oldest + self._rise)
+        return self._rise <= self.max_staleness and any(begun in lost for begun in list(self._begun.values()))
 
     def _dated(self, group: Sequence[Rollout]) -> list[Rollout]:
         oldest = self.learner.engine().policy_version - self.max_staleness
         return [
             dataclasses.replace(rollout, exclusion="stale")
-            if rollout.trainable and (self._versions(rollout) < oldest).any()
+            if self._counts(rollout) and (self._versions(rollout) < oldest).any()
             else rollout
             for rollout in group
         ]
+
+    def _counts(self, rollout: Rollout) -> bool:
+        return exclusion_under(rollout, self._selection) is None
 
     def _versions(self, rollout: Rollout) -> npt.NDArray[np.int64]:
         """Return the policy version of every trained token of a rollout."""
         spans = [
             np.full(span.end - span.start, span.version)
             for call in rollout.tree
-            if self.selection.bucket(call) == "trained"
+            if self._selection.bucket(call) == "trained"
             for span in call.policy_versions
         ]
         return np.concatenate(spans) if spans else np.empty(0, dtype=np.int64)
 
     def _staleness(self, batch: Sequence[Rollout]) -> dict[str, float]:
-        versions = [self._versions(rollout) for rollout in batch if rollout.trainable]
+        versions = [self._versions(rollout) for rollout in batch if self._counts(rollout)]
         ages = self.learner.engine().policy_version - np.concatenate([np.empty(0, dtype=np.int64), *versions])
         return {
             "staleness/mean": float(ages.mean()) if ages.size else 0.0,

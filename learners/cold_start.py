@@ -20,6 +20,7 @@ from torch import Tensor
 from clawgym_env.engine.base import TokenIds
 from clawgym_env.messages import Message, ToolSpec
 from clawgym_env.rendering import message_dicts, tool_dicts
+from learners.master_weights import MasterWeights
 
 if TYPE_CHECKING:
     from renderers.base import Renderer
@@ -75,8 +76,10 @@ def train(
         on_step: called with (step, loss).
     """
     module.train()
+    masters = MasterWeights()
+    parameters = masters.of(module)
     optimizer = torch.optim.AdamW(
-        module.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True
+        parameters, lr=learning_rate, betas=(0.9, 0.95), weight_decay=weight_decay, fused=True
     )
     loss = float("nan")
     for step, batch in zip(range(num_steps), steps, strict=False):
@@ -85,8 +88,10 @@ def train(
             group["lr"] = learning_rate * rate
         value = batch_loss(module, batch)
         value.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        masters.take_gradients()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
+        masters.give_back()
         optimizer.zero_grad(set_to_none=True)
         loss = value.item()
         if on_step is not None:
@@ -101,7 +106,9 @@ def batch_loss(module: PreTrainedModel, batch: Batch) -> Tensor:
     The prefix all examples share (system prompt, tools) is computed once and its keys and values are broadcast.
     """
     model: Any = module
-    shared = _shared_prefix(batch)
+    decoder, head = model.get_decoder(), model.get_output_embeddings()
+    # With activation checkpointing a model in training keeps no keys and values.
+    shared = 0 if model.training and _checkpoints(decoder) else _shared_prefix(batch)
     width = max(len(example) for example in batch) - shared
     ids = torch.zeros(len(batch), width, dtype=torch.long)
     mask = torch.zeros(len(batch), width, dtype=torch.bool)
@@ -115,14 +122,20 @@ def batch_loss(module: PreTrainedModel, batch: Batch) -> Tensor:
         from transformers import DynamicCache
 
         cache = DynamicCache(config=model.config)
-        keywords = {_cache_keyword(model.model): cache, "use_cache": True}
+        keywords = {_cache_keyword(decoder): cache, "use_cache": True}
         prefix = torch.from_numpy(batch[0].token_ids[:shared]).long()[None].to(device)
-        model.model(input_ids=prefix, **keywords)
+        decoder(input_ids=prefix, **keywords)
         cache.batch_repeat_interleave(len(batch))
-    hidden = model.model(input_ids=ids, **keywords).last_hidden_state
+    hidden = decoder(input_ids=ids, **keywords).last_hidden_state
     targets = mask[:, 1:]
-    logits = model.lm_head(hidden[:, :-1][targets])
+    logits = head(hidden[:, :-1][targets])
     return F.cross_entropy(logits.float(), ids[:, 1:][targets])
+
+
+def _checkpoints(model: Any) -> bool:
+    # Renamed within transformers 5; the old name warns where both exist.
+    name = "is_activation_checkpointing"
+    return bool(getattr(model, name if hasattr(type(model), name) else "is_gradient_checkpointing"))
 
 
 def _cache_keyword(model: Any) -> str:

@@ -3,7 +3,8 @@
 From `Rollout`s (or a run's store) to plain values in each project's own field names, one JSON object a line with
 `write_jsonl`. A rollout gives one row for each path of its tree that trains something. Invariant: ids and
 log-probabilities are those that were sampled, nothing is rendered or encoded again, and over the rows of a rollout
-every trained token has mask 1 exactly once.
+every trained token has mask 1 exactly once. Trainers that take group statistics over rows count a rollout as often as
+it has rows; ours take them over rollouts.
 
 The policy itself needs no export: a run's `checkpoint` and every folder of `clawgym_env.policy.save_policy` are plain
 Hugging Face folders, chat template included.
@@ -18,8 +19,9 @@ from pathlib import Path
 from typing import TypedDict
 
 from clawgym_env.rollout import TRUNCATED, Rollout
+from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import Selection, TokenRow
-from learners.rows import trained_rows
+from learners.rows import exclusion_under, trained_rows
 
 
 class TrlRow(TypedDict):
@@ -36,6 +38,13 @@ class TrlRow(TypedDict):
     rollout_id: str
 
 
+class VerlMetrics(TypedDict):
+    """The part of verl's `AgentLoopMetrics` that is known afterwards."""
+
+    generate_sequences: float
+    """Seconds that the calls trained in the row took to be answered."""
+
+
 class VerlRow(TypedDict):
     """The fields of verl's `AgentLoopOutput`."""
 
@@ -45,7 +54,8 @@ class VerlRow(TypedDict):
     response_logprobs: list[float]
     reward_score: float
     num_turns: int
-    """Model calls whose tokens are trained in this row."""
+    """As verl counts them: the calls trained in this row, and what the harness said before each."""
+    metrics: VerlMetrics
     extra_fields: dict[str, str]
     """`uid` names the group, as verl's data does."""
 
@@ -79,12 +89,13 @@ class _Split:
     response: list[int]
     mask: list[int]
     logprobs: list[float]
-    calls: int
+    calls: tuple[int, ...]
+    """Those whose tokens are trained in the row."""
     versions: tuple[int, ...]
 
 
 def trl_rows(rollouts: Iterable[Rollout], selection: Selection = Selection()) -> Iterator[TrlRow]:
-    """Yield the rows of all trainable rollouts; those that are excluded or have no grade give none.
+    """Yield the rows of all rollouts that a learner with this selection would train on.
 
     Raises:
         ValueError: a trained call was sampled with top-p, top-k or temperature 0.
@@ -110,7 +121,8 @@ def verl_rows(rollouts: Iterable[Rollout], selection: Selection = Selection()) -
             response_mask=row.mask,
             response_logprobs=row.logprobs,
             reward_score=rollout.reward,
-            num_turns=row.calls,
+            num_turns=2 * len(row.calls),
+            metrics=VerlMetrics(generate_sequences=sum(_seconds(rollout.tree[call]) for call in row.calls)),
             extra_fields={**_origin(rollout), "uid": rollout.group_id},
         )
 
@@ -147,7 +159,7 @@ def write_jsonl(rows: Iterable[Mapping[str, object]], file: Path) -> int:
 
 def _splits(rollouts: Iterable[Rollout], selection: Selection) -> Iterator[tuple[Rollout, _Split]]:
     for rollout in rollouts:
-        if rollout.trainable:
+        if exclusion_under(rollout, selection) is None:
             for row in trained_rows(rollout, selection):
                 yield rollout, _split(row)
 
@@ -160,9 +172,13 @@ def _split(row: TokenRow) -> _Split:
         response=row.token_ids[start:].tolist(),
         mask=mask.astype(int).tolist(),
         logprobs=row.logprobs[start:].tolist(),
-        calls=len(set(row.call_indices[start:][mask].tolist())),
+        calls=tuple(sorted(set(row.call_indices[start:][mask].tolist()))),
         versions=tuple(sorted(set(row.policy_versions[start:][mask].tolist()))),
     )
+
+
+def _seconds(call: ModelCall) -> float:
+    return call.timing.generated_s - call.timing.arrived_s
 
 
 def _origin(rollout: Rollout) -> dict[str, str]:

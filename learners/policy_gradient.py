@@ -27,7 +27,7 @@ from torch import Tensor, nn
 
 from clawgym_env.engine.base import Engine
 from clawgym_env.extras import require_package
-from clawgym_env.rollout import Exclusion, Rollout
+from clawgym_env.rollout import Rollout
 from clawgym_env.trace.prefix_tree import Selection, TokenRow
 from learners.advantages import Floats, group_key, group_metrics
 from learners.base import LearnerState
@@ -45,8 +45,9 @@ from learners.losses import (
     k3,
     token_weights,
 )
+from learners.master_weights import MasterWeights
 from learners.mix import harness_metrics
-from learners.rows import MicroBatch, TrainingRow, num_trained, trained_rows, training_rows
+from learners.rows import MicroBatch, TrainingRow, exclusion_under, num_trained, trained_rows, training_rows
 from learners.sharding import Processes, gathered
 from learners.statistics import TokenStatistics
 
@@ -145,15 +146,19 @@ class PolicyGradientLearner(ABC):
         Raises:
             ValueError: settings that contradict each other or the policy, by name.
         """
-        require(learning_rate > 0, "learning_rate above 0", learning_rate)
+        require(0 < learning_rate < math.inf, "a finite learning_rate above 0", learning_rate)
         require(0 < clip_low < 1, "clip_low between 0 and 1", clip_low)
         require(clip_high > 0, "clip_high above 0", clip_high)
         require(tis_cap >= 1, "tis_cap of at least 1 (less would scale down even exact tokens)", tis_cap)
         require(tis_mode in TIS_MODES, f"tis_mode out of {TIS_MODES}", tis_mode)
-        require(kl_coef >= 0, "kl_coef of at least 0", kl_coef)
-        require(entropy_coef >= 0, "entropy_coef of at least 0", entropy_coef)
+        require(
+            tis_mode != "mask" or tis_cap > 1, "tis_cap above 1 with tis_mode='mask', which leaves out r ≠ 1", tis_cap
+        )
+        require(0 <= kl_coef < math.inf, "a finite kl_coef of at least 0", kl_coef)
+        require(0 <= entropy_coef < math.inf, "a finite entropy_coef of at least 0", entropy_coef)
         require(loss_weight in LOSS_WEIGHTS, f"loss_weight out of {LOSS_WEIGHTS}", loss_weight)
-        require(updates_per_batch >= 1, "updates_per_batch of at least 1", updates_per_batch)
+        whole = isinstance(updates_per_batch, int) and updates_per_batch >= 1
+        require(whole, "updates_per_batch, a whole number of at least 1", updates_per_batch)
         require(max_grad_norm > 0, "max_grad_norm above 0", max_grad_norm)
         require(micro_batch_tokens >= 1, "micro_batch_tokens of at least 1", micro_batch_tokens)
         kinds = (selection.main, selection.compaction, selection.subagent, selection.auxiliary, selection.dead)
@@ -184,7 +189,8 @@ class PolicyGradientLearner(ABC):
         self._module = self.processes.own(policy.module)
         """What is trained: the policy's module, or where it is sharded rank 0's shard of it."""
         self.processes.shard(self._module, self._reference, self._make_critic())
-        parameters = [parameter for parameter in self._module.parameters() if parameter.requires_grad]
+        self._masters = MasterWeights()
+        parameters = self._masters.of(self._module)
         self._optimizer = torch.optim.AdamW(parameters, lr=learning_rate, betas=betas, weight_decay=weight_decay)
         self._clipped = {"grad/norm": parameters}
         """Parameters whose gradients are scaled down together, by the name of their norm in the metrics."""
@@ -260,6 +266,7 @@ class PolicyGradientLearner(ABC):
             "parameters": parameters_of(self._module),
             "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy.version,
+            "masters": self._masters.tensors(),
         }
         return state if self._reference is None else {**state, "reference": parameters_of(self._reference)}
 
@@ -272,7 +279,17 @@ class PolicyGradientLearner(ABC):
                 "state into a learner of the same policy and the same `lora`."
             )
 
+        masters = cast(Sequence[Tensor], state.get("masters", ()))
+        own_masters = self._masters.tensors()
+        require(
+            len(masters) == len(own_masters),
+            f"a state with fp32 weights of {len(own_masters)} half-precision parameters",
+            len(masters),
+        )
+
         def apply() -> None:
+            for master, saved in zip(own_masters, masters, strict=True):
+                master.copy_(self.processes.like(master, saved))
             # Frozen ones too: a checkpoint's folder, from which the policy may come, has adapters merged into them.
             self._restore(self._module, parameters)
             if self._reference is not None and "reference" in state:
@@ -302,22 +319,9 @@ class PolicyGradientLearner(ABC):
             },
         }
 
-    def _exclusion(self, rollout: Rollout) -> Exclusion | None:
-        """Return why a rollout does not count, if so.
-
-        Branching is judged by this learner's own selection: the runner, which marks rollouts, only knows the default.
-        """
-        if not rollout.graded:
-            return "ungraded"
-        if rollout.tree.relayed:
-            return "relayed"
-        if rollout.exclusion not in (None, "over_branched"):
-            return rollout.exclusion
-        return "over_branched" if rollout.tree.over_branched(self.selection) else None
-
     def _survivors(self, rollouts: Sequence[Rollout]) -> list[Survivor]:
         """Return the rollouts that count: not excluded, and with trained tokens."""
-        counting = (rollout for rollout in rollouts if self._exclusion(rollout) is None)
+        counting = (rollout for rollout in rollouts if exclusion_under(rollout, self.selection) is None)
         candidates = (Survivor(rollout, trained_rows(rollout, self.selection)) for rollout in counting)
         return [survivor for survivor in candidates if survivor.rows]
 
@@ -344,7 +348,8 @@ class PolicyGradientLearner(ABC):
 
     def _batch_metrics(self, rollouts: Sequence[Rollout], survivors: Sequence[Survivor]) -> dict[str, float]:
         graded = np.array([rollout.reward for rollout in rollouts if rollout.graded])
-        excluded = Counter(reason for rollout in rollouts if (reason := self._exclusion(rollout)) is not None)
+        reasons = (exclusion_under(rollout, self.selection) for rollout in rollouts)
+        excluded = Counter(reason for reason in reasons if reason is not None)
         rewards = {"reward/mean": float(graded.mean()), "reward/std": float(graded.std())} if graded.size else {}
         counting = [survivor.rollout for survivor in survivors]
         return {
@@ -372,7 +377,7 @@ class PolicyGradientLearner(ABC):
                         losses[name] += loss
                 for name, norm in self._step().items():
                     norms[name] += norm
-                self._optimizer.zero_grad()
+                self._zero_grad()
         everywhere = self.processes.total(torch.tensor(list(losses.values()), dtype=torch.float64)).tolist()
         totals = {**dict(zip(losses, everywhere, strict=True)), **norms}
         metrics = {name: total / self.updates_per_batch for name, total in totals.items()}
@@ -419,7 +424,6 @@ class PolicyGradientLearner(ABC):
             rollout_logprobs=batch.rollout_logprobs,
             importance=importance,
             entropies=entropies,
-            tis_cap=self.tis_cap,
             clip_low=self.clip_low,
             clip_high=self.clip_high,
         )
@@ -440,6 +444,7 @@ class PolicyGradientLearner(ABC):
 
     def _step(self) -> dict[str, float]:
         """Take an optimizer step and return the norms of its gradient."""
+        self._masters.take_gradients()
         norms = {
             name: float(gathered(nn.utils.clip_grad_norm_(parameters, self.max_grad_norm)))
             for name, parameters in self._clipped.items()
@@ -452,6 +457,7 @@ class PolicyGradientLearner(ABC):
 
         def apply() -> None:
             self._optimizer.step()
+            self._masters.give_back()
             self.processes.publish(self._module, self.policy.module, frozen=False)
 
         with deferred_interrupt():
@@ -466,7 +472,11 @@ class PolicyGradientLearner(ABC):
             yield
         finally:
             self._module.train(False)
-            self._optimizer.zero_grad()
+            self._zero_grad()
+
+    def _zero_grad(self) -> None:
+        self._optimizer.zero_grad()
+        self._masters.drop_gradients()
 
 
 def parameters_of(module: nn.Module) -> dict[str, Tensor]:

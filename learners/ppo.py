@@ -8,6 +8,7 @@ no pass of its own.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -87,12 +88,19 @@ class TreePPO(PolicyGradientLearner):
             "value_trunk_gradient=False with critic='separate', which has a trunk of its own",
             value_trunk_gradient,
         )
-        require(value_learning_rate > 0, "value_learning_rate above 0", value_learning_rate)
-        require(value_coef > 0, "value_coef above 0 (without a critic, use another learner)", value_coef)
+        require(0 < value_learning_rate < math.inf, "a finite value_learning_rate above 0", value_learning_rate)
+        require(
+            0 < value_coef < math.inf, "a finite value_coef above 0 (without a critic, use another learner)", value_coef
+        )
         require(value_clip > 0, "value_clip above 0", value_clip)
         require(0 < gamma <= 1, "gamma above 0 and at most 1", gamma)
         require(0 <= gae_lambda <= 1, "gae_lambda between 0 and 1", gae_lambda)
         require(deviation_floor >= 0, "deviation_floor of at least 0", deviation_floor)
+        require(
+            normalize_advantages or deviation_floor == DEVIATION_FLOOR,
+            "deviation_floor beside normalize_advantages=True only, whose part it is",
+            deviation_floor,
+        )
         self._critic_kind: CriticKind = critic
         self._value_trunk_gradient = value_trunk_gradient
         super().__init__(policy, **settings)
@@ -101,7 +109,7 @@ class TreePPO(PolicyGradientLearner):
         self.gae_lambda = gae_lambda
         self.normalize_advantages = normalize_advantages
         self.deviation_floor = deviation_floor
-        parameters = [parameter for parameter in self.critic.parameters() if parameter.requires_grad]
+        parameters = self._masters.of(self.critic)
         self._optimizer.add_param_group({"params": parameters, "lr": value_learning_rate})
         self._clipped["grad/critic_norm"] = parameters
         self._loss_coefficients["value"] = value_coef

@@ -16,7 +16,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from clawgym_env.rollout import Rollout
+from clawgym_env.rollout import Exclusion, Rollout
 from clawgym_env.trace.prefix_tree import Selection, TokenRow
 from learners.advantages import Floats
 from learners.tree_attention import ForestLayout
@@ -103,6 +103,20 @@ def trained_rows(rollout: Rollout, selection: Selection) -> tuple[TokenRow, ...]
             )
         )
     return tuple(rows)
+
+
+def exclusion_under(rollout: Rollout, selection: Selection) -> Exclusion | None:
+    """Return why a rollout does not count for a learner, if so.
+
+    Branching is judged by the learner's own selection: the runner, which marks rollouts, only knows the default.
+    """
+    if not rollout.graded:
+        return "ungraded"
+    if rollout.tree.relayed:
+        return "relayed"
+    if rollout.exclusion not in (None, "over_branched"):
+        return rollout.exclusion
+    return "over_branched" if rollout.tree.over_branched(selection) else None
 
 
 def refuse_relayed(rollout: Rollout) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from gymnasium.vector import VectorEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
 
 from clawgym_env.envs.rollout_vector import RolloutVectorEnv
 from clawgym_env.errors import ClawGymError
@@ -84,8 +84,10 @@ def rollout_envs(envs: VectorEnv[Any, Any, Any]) -> RolloutVectorEnv:
     """Return the environments under any wrappers.
 
     Raises:
-        TrainingError: they are not ours.
+        TrainingError: they are not ours, or draw groups that no batch would hold.
     """
     if not isinstance(envs.unwrapped, RolloutVectorEnv):
         raise TrainingError(f"Expected environments of gym.make_vec('ClawGym-...'), got {envs.unwrapped!r}.")
+    if (mode := envs.unwrapped.metadata["autoreset_mode"]) is not AutoresetMode.DISABLED:
+        raise TrainingError(f"Expected autoreset_mode DISABLED, since a trainer resets before each step, got {mode}.")
     return envs.unwrapped

@@ -18,7 +18,7 @@ from clawgym_env.rollout import Rollout
 from clawgym_env.trace.prefix_tree import Selection
 from clawgym_env.trace.store import RolloutStore
 from learners.cold_start import Batch, Example, batches, train
-from learners.rows import refuse_relayed
+from learners.rows import exclusion_under, refuse_relayed
 
 
 def finetune(
@@ -98,7 +98,7 @@ def examples_of(
     examples = []
     for rollout in found:
         refuse_relayed(rollout)
-        if rollout.trainable and rollout.reward >= min_reward:
+        if exclusion_under(rollout, selection) is None and rollout.reward >= min_reward:
             rows = rollout.tree.rows(selection)
             examples += [Example(row.token_ids, row.loss_mask) for row in rows if row.loss_mask.any()]
     return examples

@@ -66,7 +66,6 @@ class TokenStatistics:
         rollout_logprobs: Tensor,
         importance: Tensor,
         entropies: Tensor,
-        tis_cap: float,
         clip_low: float,
         clip_high: float,
     ) -> None:
@@ -78,7 +77,7 @@ class TokenStatistics:
         self._max_abs_diff = max(self._max_abs_diff, float(shift.abs().max()))
         columns = (
             torch.ones_like(shift),
-            shift.exp() > tis_cap,
+            importance != shift.exp(),  # cut to the cap, or left out
             (importance - 1.0).abs(),
             k3(shift),
             (ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high),

@@ -9,13 +9,15 @@ from __future__ import annotations
 import copy
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from clawgym_env.engine.base import ApiUsage, SamplingParams, VersionSpan
+from clawgym_env.engine.base import ApiUsage, Engine, SamplingParams, VersionSpan
 from clawgym_env.engine.scripted import Script, ScriptedEngine
 from clawgym_env.grading.base import Grade
 from clawgym_env.policy import Policy
@@ -135,25 +137,30 @@ def check_learner(make: Callable[[Policy], Learner], *, batch: Sequence[Rollout]
         AssertionError: with what is wrong.
     """
     batch = _batch() if batch is None else batch
-    learner = make(small_policy())
+    policy = small_policy()
+    learner = make(policy)
     assert isinstance(learner, Learner), "a learner has engine, update, state_dict and load_state_dict"
     engine = learner.engine()
     assert learner.engine() is engine, "engine() returns the same engine at every call"
 
     before, version = _frozen(learner), engine.policy_version
-    metrics = learner.update(batch)
+    with _weights_seen(engine, policy) as seen:
+        metrics = learner.update(batch)
     for name, value in metrics.items():
         assert isinstance(value, float), f"metrics are plain floats, {name} is {type(value).__name__}"
         assert math.isfinite(value), f"metrics are finite, {name} is {value}"
     assert _frozen(learner) != before, "an update on a batch with signal changes the state"
+    outside = [torch.equal(a, b) for a, b in zip(seen[::2], seen[1::2], strict=True)]
+    assert all(outside), "weights change within Engine.update_weights only"
     assert engine.policy_version > version, "weights change within Engine.update_weights only, which counts"
 
-    after, version = _parameters(learner), engine.policy_version
+    after = _tensors(learner)
     left_out = [_replaced(rollout, exclusion) for rollout in batch for exclusion in ("relayed", "stale", "ungraded")]
     for nothing in ([], left_out):
         learner.update(nothing)
-        same = [torch.equal(a, b) for a, b in zip(after, _parameters(learner), strict=True)]
-        assert all(same), "rollouts that are excluded or have no grade, or no rollouts at all, move no weights"
+        assert _tensors(learner) == after, (
+            "rollouts that are excluded or have no grade, or no rollouts at all, move no weights"
+        )
 
     first = make(small_policy())
     first.update(batch)
@@ -206,7 +213,41 @@ def _plain(value: object) -> object:
     return value
 
 
-def _parameters(learner: Learner) -> list[torch.Tensor]:
-    parameters = learner.state_dict().get("parameters", {})
-    assert isinstance(parameters, Mapping)
-    return [tensor.detach().clone() for tensor in parameters.values()]
+def _tensors(learner: Learner) -> str:
+    """Return the tensors of a state, weights among them, as text in which equal ones are equal."""
+    found: list[object] = []
+
+    def collect(value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            found.append(_plain(value))
+        elif isinstance(value, Mapping):
+            for item in value.values():
+                collect(item)
+        elif isinstance(value, list | tuple):
+            for item in value:
+                collect(item)
+
+    collect(learner.state_dict())
+    return repr(found)
+
+
+@contextmanager
+def _weights_seen(engine: Engine, policy: Policy) -> Iterator[list[torch.Tensor]]:
+    """Note the policy's weights before and after, and at both ends of every `Engine.update_weights`."""
+
+    def weights() -> torch.Tensor:
+        return torch.cat([parameter.detach().flatten() for parameter in policy.module.parameters()])
+
+    original, seen = engine.update_weights, [weights()]
+
+    def watched(apply: Callable[[], None]) -> int:
+        def inside() -> None:
+            seen.append(weights())
+            apply()
+            seen.append(weights())
+
+        return original(inside)
+
+    with patch.object(engine, "update_weights", watched):
+        yield seen
+    seen.append(weights())

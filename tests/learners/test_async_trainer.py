@@ -5,15 +5,19 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from learner_fakes import Turn, make_rollout
 from trainer_fakes import equal_weights, last_digit, make_envs, make_learner
 
 from clawgym_env import Rollout, RolloutStore
 from clawgym_env.errors import HarnessNotInstalled
+from clawgym_env.runner import group_of
 from clawgym_env.testing import FakeBackend, InProcessHarness
+from clawgym_env.trace.prefix_tree import Selection
 from learners.async_trainer import AsyncTrainer
 from learners.callbacks import Callback
 from learners.grpo import TreeGRPO
@@ -113,15 +117,17 @@ def test_a_rollout_with_too_old_a_token_is_counted_and_not_trained(tmp_path: Pat
     assert equal_weights(replayed(tmp_path), learner)
 
 
-@pytest.mark.parametrize("max_staleness", [1, 2])
-def test_an_update_waits_for_what_it_would_make_too_old(tmp_path: Path, max_staleness: int) -> None:
+@pytest.mark.parametrize(("max_staleness", "updates_per_batch"), [(1, 1), (2, 1), (3, 2), (3, 3)])
+def test_an_update_waits_for_what_it_would_make_too_old(
+    tmp_path: Path, max_staleness: int, updates_per_batch: int
+) -> None:
     """One rollout in each few takes as long as many updates: it is late, and trained."""
-    learner = watched()
+    learner = watched(updates_per_batch=updates_per_batch)
     slow = threading.Semaphore(1)
 
     def reply(prompt: str, turn: int) -> str:
         if slow.acquire(blocking=False):
-            time.sleep(1.5 * max_staleness)
+            time.sleep(1.5 * max_staleness / updates_per_batch)
             slow.release()
         return last_digit(prompt, turn)
 
@@ -137,7 +143,8 @@ def test_an_update_waits_for_what_it_would_make_too_old(tmp_path: Path, max_stal
     train(tmp_path, learner, num_updates=6, envs={"max_concurrency": 4}, max_staleness=max_staleness)
     records = read_metrics(tmp_path)
     assert [record["staleness/stale_fraction"] for record in records] == [0.0] * 6
-    assert max(record["staleness/max"] for record in records) == max_staleness
+    ages = {record["staleness/max"] for record in records}
+    assert max_staleness - updates_per_batch < max(ages) <= max_staleness
 
 
 def test_with_no_staleness_allowed_an_update_waits_for_nothing(tmp_path: Path) -> None:
@@ -215,3 +222,40 @@ def test_no_sandbox_is_open_after_the_end(tmp_path: Path) -> None:
 def test_a_negative_bound_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TrainingError, match="max_staleness"):
         train(tmp_path, make_learner(), max_staleness=-1)
+
+
+def test_a_bound_below_the_steps_on_one_batch_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match=r"max_staleness.*updates_per_batch=3"):
+        train(tmp_path, make_learner(updates_per_batch=3), max_staleness=2)
+
+
+def test_it_counts_by_the_selection_of_its_learner(tmp_path: Path) -> None:
+    """What the default takes for over-branched this learner trains, so it is dated like any other."""
+    wide = Selection(max_leaves=64)
+    learner = make_learner(selection=wide)
+    with closing(make_envs(learner, tmp_path)) as envs:
+        trainer = AsyncTrainer(learner, envs, num_updates=1)
+        rollout = replace(make_rollout([Turn([1, 2], [3])] * 17, 1.0), exclusion="over_branched")
+        assert [dated.exclusion for dated in trainer._dated([rollout])] == ["over_branched"]
+        learner.policy.version = 50
+        assert [dated.exclusion for dated in trainer._dated([rollout])] == ["stale"]
+
+
+def test_another_selection_than_the_learners_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="selection"):
+        train(tmp_path, make_learner(), selection=Selection(subagent="train"))
+
+
+def test_a_run_that_only_repeats_stored_batches_keeps_its_place_in_the_draws(tmp_path: Path) -> None:
+    class Crashes(Callback):
+        def on_update(self, update: int, metrics: Mapping[str, float]) -> None:
+            if update == 2:
+                raise Crash
+
+    with pytest.raises(Crash):  # its only checkpoint is from before the first draw
+        train(tmp_path, make_learner(latency_s=0.01), callbacks=[Crashes()])
+    train(tmp_path, make_learner(latency_s=0.01), num_updates=2, resume=True)
+    train(tmp_path, make_learner(latency_s=0.01), num_updates=4, resume=True)
+    with RolloutStore(tmp_path, read_only=True) as store:
+        groups = {group_of(one) for batch in store.batches().values() for one in batch}
+    assert groups == {f"0-{number:06}" for number in range(2, 10)}

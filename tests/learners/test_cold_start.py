@@ -32,6 +32,8 @@ from harness_adapters.mini.agent import Conversation, parse_arguments, run_tool
 from harness_adapters.mini.demonstrations import mini_tools, opening, play
 from learners.cold_start import Example, batch_loss, batches, make_example, train
 from learners.copying_init import give_copying_heads
+from learners.grpo import TreeGRPO
+from learners.testing import small_policy
 from learners.tiny import Flaws, Recipe, cold_start, make_module, make_tokenizer, spoil
 
 TOKENIZER = byte_tokenizer()
@@ -109,6 +111,17 @@ def test_sharing_the_prefix_changes_neither_loss_nor_gradient(shared: int, lengt
     assert loss.item() == pytest.approx(expected.item(), abs=1e-5)
     for gradient, reference in zip(torch.autograd.grad(loss, list(module.parameters())), wanted, strict=True):
         assert torch.allclose(gradient, reference, atol=1e-5)
+
+
+def test_activation_checkpointing_does_not_lose_the_shared_prefix() -> None:
+    """A learner that checkpoints may have been made before the cold start of its policy."""
+    policy = small_policy()
+    mask = np.array([False] * 8 + [True] * 2)
+    batch = [Example(np.array([*range(8), 9 + last, 11], np.int32), mask) for last in range(3)]
+    policy.module.train()
+    plain = batch_loss(policy.module, batch).item()
+    TreeGRPO(policy, gradient_checkpointing=True)
+    assert batch_loss(policy.module, batch).item() == pytest.approx(plain, abs=1e-5)
 
 
 def test_every_example_is_in_exactly_one_batch() -> None:

@@ -8,6 +8,7 @@ import pytest
 from learner_fakes import Turn, make_rollout
 
 from clawgym_env.engine.base import SamplingParams
+from clawgym_env.trace.prefix_tree import Selection
 from learners.export import slime_rows, trl_rows, verl_rows, write_jsonl
 
 BRANCHED = make_rollout(
@@ -42,7 +43,8 @@ def test_every_trained_token_has_mask_1_once() -> None:
 
 def test_verl_rows_count_turns_and_name_the_group() -> None:
     first, second, plain = verl_rows(ALL)
-    assert [row["num_turns"] for row in (first, second, plain)] == [2, 1, 1]
+    assert [row["num_turns"] for row in (first, second, plain)] == [4, 2, 2]
+    assert set(first["metrics"]) <= {"generate_sequences", "tool_calls", "compute_score", "num_preempted"}
     assert first["response_logprobs"] == [-0.5, -1.5, 0.0, -0.25]
     assert first["reward_score"] == 0.75
     assert first["extra_fields"]["uid"] == second["extra_fields"]["uid"] == "g"
@@ -88,3 +90,9 @@ def test_a_checkpoint_is_a_plain_folder_with_its_chat_template(tmp_path: Path) -
     module = AutoModelForCausalLM.from_pretrained(tmp_path / "checkpoint")
     for name, parameter in policy.module.named_parameters():
         np.testing.assert_array_equal(module.get_parameter(name).detach().numpy(), parameter.detach().numpy())
+
+
+def test_branching_is_judged_by_the_selection_of_the_export() -> None:
+    rollout = make_rollout([Turn([1, 2], [3 + turn]) for turn in range(6)], 1.0)
+    assert len(list(trl_rows([rollout]))) == 6
+    assert not list(trl_rows([rollout], Selection(max_leaves=4)))

@@ -45,6 +45,22 @@ class TrainsTheStale(TreeGRPO):
         return super().update([dataclasses.replace(rollout, exclusion=None) for rollout in rollouts])
 
 
+class TrainsTheStaleUnderAnotherName(TrainsTheStale):
+    def state_dict(self) -> Mapping[str, object]:
+        state = dict(super().state_dict())
+        return {**state, "weights": state.pop("parameters"), "parameters": {}}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        super().load_state_dict({**state, "parameters": state["weights"]})
+
+
+class StepsOutside(TreeGRPO):
+    def _step(self) -> dict[str, float]:
+        self._optimizer.step()
+        self.engine().update_weights(lambda: None)
+        return {"grad/norm": 0.0}
+
+
 class BehindTheEngine(TreeGRPO):
     def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
         metrics = super().update(rollouts)
@@ -72,7 +88,9 @@ class Idle(TreeGRPO):
     [
         (ForgetsItsOptimizer, "goes on exactly"),
         (TrainsTheStale, "excluded"),
+        (TrainsTheStaleUnderAnotherName, "excluded"),
         (BehindTheEngine, "update_weights"),
+        (StepsOutside, "update_weights"),
         (SaysTensors, "plain floats"),
         (NewEngines, "same engine"),
         (Idle, "changes the state"),

@@ -321,6 +321,7 @@ def test_a_critic_is_clipped_apart_from_the_policy() -> None:
         ({"gae_lambda": -0.1}, "gae_lambda"),
         ({"gae_lambda": 1.1}, "gae_lambda"),
         ({"deviation_floor": -0.1}, "deviation_floor"),
+        ({"deviation_floor": 0.5}, "normalize_advantages"),
         ({"tis_cap": 0.5}, "tis_cap"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +17,11 @@ from clawgym_env.rendering import ChatMLRenderer
 from clawgym_env.rollout import Rollout
 from clawgym_env.tasks.task import SolutionStep, Task
 from clawgym_env.tokenizer import byte_tokenizer
+from clawgym_env.trace.prefix_tree import Selection
 from clawgym_env.trace.store import RolloutStore
 from learners.cold_start import batch_loss
 from learners.demonstrations import demonstrate
+from learners.grpo import TreeGRPO
 from learners.sft import examples_of, finetune
 
 TOKENIZER = byte_tokenizer()
@@ -159,3 +162,25 @@ def test_what_cannot_be_said_or_told_apart_is_refused() -> None:
 def _likelihood(trained: Policy, rollouts: list[Rollout]) -> float:
     with torch.no_grad():
         return -float(np.mean([batch_loss(trained.module, [example]).item() for example in examples_of(rollouts)]))
+
+
+def test_a_policy_with_adapters_is_taught_through_them() -> None:
+    pytest.importorskip("peft")
+    taught = policy()
+    TreeGRPO(taught, lora=2)
+    frozen = {name: p.detach().clone() for name, p in taught.module.named_parameters() if not p.requires_grad}
+    batch = examples_of([make_rollout(BRANCHED, 1.0)])
+    before = batch_loss(taught.module, batch).item()
+    finetune(taught, [make_rollout(BRANCHED, 1.0)], num_epochs=20, learning_rate=1e-2)
+    assert batch_loss(taught.module, batch).item() < before - 0.1
+    assert all(torch.equal(p, frozen[name]) for name, p in taught.module.named_parameters() if name in frozen)
+
+
+def test_branching_is_judged_by_its_own_selection() -> None:
+    rollout = make_rollout([Turn([1, 2], [3 + turn]) for turn in range(6)], 1.0)
+    assert examples_of([rollout])
+    assert not examples_of([rollout], selection=Selection(max_leaves=4))
+    wide = make_rollout([Turn([1, 2], [3])] * 17, 1.0)
+    marked = dataclasses.replace(wide, exclusion="over_branched")
+    assert not examples_of([marked])
+    assert examples_of([marked], selection=Selection(max_leaves=64))

@@ -285,3 +285,11 @@ def test_the_table_of_the_examples_is_a_callback(tmp_path: Path) -> None:
     with TrainingTable(2, console=Console(file=out, width=200)) as table:
         train(tmp_path, num_updates=2, callbacks=[table])
     assert [line.split()[0] for line in out.getvalue().splitlines() if line.split()[:1] in (["1"], ["2"])] == ["1", "2"]
+
+
+def test_environments_that_reset_by_themselves_are_refused(tmp_path: Path) -> None:
+    """They would draw twice for every batch."""
+    learner = make_learner()
+    envs = make_envs(learner, tmp_path, autoreset_mode="SameStep")
+    with closing(envs), pytest.raises(TrainingError, match="DISABLED"):
+        Trainer(learner, envs, num_updates=1)
