@@ -6,6 +6,7 @@ Used by scripts and tests. Invariant: nothing is imported until its name is aske
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
@@ -25,6 +26,9 @@ LEARNERS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+ENTRY_POINTS = "clawgym.learners"
+"""Under which an installed package names learners of its own; `LEARNERS` goes first."""
+
 LearnerLike: TypeAlias = Union[str, Learner, Callable[..., Learner]]
 """A name, an import path, what makes a learner from a policy, or a learner."""
 
@@ -33,7 +37,8 @@ def make_learner(spec: LearnerLike, policy: Policy | None = None, **settings: An
     """Return a learner over `policy`.
 
     Args:
-        spec: an instance is returned as it is, and takes neither policy nor settings.
+        spec: a name is one of `LEARNERS`, or one that an installed package has under `ENTRY_POINTS`. An instance is
+            returned as it is, and takes neither policy nor settings.
         settings: of the learner's class, as it documents them.
 
     Raises:
@@ -54,7 +59,8 @@ def make_learner(spec: LearnerLike, policy: Policy | None = None, **settings: An
 
 
 def _find(spec: str) -> Callable[..., object]:
-    if ":" not in spec and spec not in LEARNERS:
-        raise UnknownName("learner", spec, LEARNERS)
-    found: Callable[..., object] = load(LEARNERS.get(spec, spec))
+    known = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)} | LEARNERS
+    if ":" not in spec and spec not in known:
+        raise UnknownName("learner", spec, known)
+    found: Callable[..., object] = load(known.get(spec, spec))
     return found

@@ -168,6 +168,8 @@ def test_turns_thoughts_and_parallel_calls_are_one_trajectory_of_what_was_sample
 def test_two_rollouts_of_a_task_share_their_prompts() -> None:
     engine = ScriptedEngine([WRITE, "Done."])
     one, other = (real(engine, tools=("write_file", "read_file"))[1] for _ in range(2))
+    for call in range(2):  # as text first, so that a failure can be read
+        assert engine.tokenizer.decode(one.prompt(call)) == engine.tokenizer.decode(other.prompt(call))
     assert [one.prompt(i).tolist() for i in range(2)] == [other.prompt(i).tolist() for i in range(2)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -107,6 +108,17 @@ def test_a_learner_is_had_by_name_import_path_or_class(spec: Any) -> None:
     learner = make_learner(spec, policy, learning_rate=0.5)
     assert isinstance(learner, TreeGRPO)
     assert learner.policy is policy
+
+
+def test_an_installed_package_can_name_learners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "theirs-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[clawgym.learners]\ntheirs = learners.grpo:TreeGRPO\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert isinstance(make_learner("theirs", small_policy()), TreeGRPO)
+    with pytest.raises(UnknownName, match="'theirs'"):
+        make_learner("their", small_policy())
 
 
 def test_a_learner_is_had_as_it_is_and_takes_nothing_beside() -> None:
