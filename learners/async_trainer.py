@@ -19,7 +19,7 @@ from clawgym_env.messages import Json
 from clawgym_env.rollout import Rollout
 from clawgym_env.runner import group_of
 from clawgym_env.trace.prefix_tree import Selection
-from learners.policy_gradient import PolicyGradientLearner
+from learners.base import TrainsCalls
 from learners.rows import exclusion_under
 from learners.run_state import TrainingError
 from learners.trainer import Trainer
@@ -49,7 +49,7 @@ class AsyncTrainer(Trainer):
     """The policy version at which each group began that is not complete."""
     _complete: list[list[Rollout]] = field(default_factory=list, init=False)
     _rise: int = field(default=1, init=False)
-    """Weight updates per batch: what a learner is known to take, or the most it has taken."""
+    """Weight updates per batch: what the learner says, or the most it has taken."""
     _version: int | None = field(default=None, init=False)
     """Of the policy at the batch before."""
     _selection: Selection = field(default=Selection(), init=False)
@@ -57,15 +57,11 @@ class AsyncTrainer(Trainer):
     def __post_init__(self) -> None:
         if self.max_staleness < 0:
             raise TrainingError(f"Expected max_staleness of at least 0, got {self.max_staleness}.")
-        if isinstance(self.learner, PolicyGradientLearner):
+        if isinstance(self.learner, TrainsCalls):
             self._rise, self._selection = self.learner.updates_per_batch, self.learner.selection
             if self.selection not in (None, self._selection):
                 raise TrainingError(f"Expected the learner's selection, {self._selection}, got {self.selection}.")
-            if 0 < self.max_staleness < self._rise:
-                raise TrainingError(
-                    f"Expected max_staleness of at least updates_per_batch={self._rise}, or 0, got "
-                    f"{self.max_staleness}: what runs during an update would always be too old after it."
-                )
+            self._require_room()
         self._selection = self.selection or self._selection
         super().__post_init__()
         start = self._envs.state_dict()
@@ -85,8 +81,9 @@ class AsyncTrainer(Trainer):
             self.envs.reset(seed=self.seed)
             self._start = self._envs.state_dict()
         version = self.learner.engine().policy_version
-        if self._version is not None:
+        if self._version is not None and not isinstance(self.learner, TrainsCalls):
             self._rise = max(self._rise, version - self._version)
+            self._require_room()
         self._version = version
         if (recorded := self._state.recorded.get(update)) is not None:
             batch = [self._state.store.load(rollout_id) for rollout_id in recorded]
@@ -121,14 +118,18 @@ class AsyncTrainer(Trainer):
     def _begin_group(self, group_id: str) -> None:
         self._begun[group_id] = self.learner.engine().policy_version
 
-    def _next_would_be_stale(self) -> bool:
-        """Whether a group that runs could be trained now and not after the next update.
+    def _require_room(self) -> None:
+        if 0 < self.max_staleness < self._rise:
+            raise TrainingError(
+                f"Expected max_staleness of 0, or of at least {self._rise}, the weight updates of one batch "
+                f"(updates_per_batch), got {self.max_staleness}: what runs during an update would be too old after it."
+            )
 
-        With fewer than the weight updates of one batch allowed, all that begin while it waits would be such groups.
-        """
+    def _next_would_be_stale(self) -> bool:
+        """Whether a group that runs could be trained now and not after the next update."""
         oldest = self.learner.engine().policy_version - self.max_staleness
         lost = range(oldest, oldest + self._rise)
-        return self._rise <= self.max_staleness and any(begun in lost for begun in list(self._begun.values()))
+        return self.max_staleness > 0 and any(begun in lost for begun in list(self._begun.values()))
 
     def _dated(self, group: Sequence[Rollout]) -> list[Rollout]:
         oldest = self.learner.engine().policy_version - self.max_staleness

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias, runtime_checkable
 
 from clawgym_env.engine.base import Engine
 from clawgym_env.rollout import Rollout
+from clawgym_env.trace.prefix_tree import Selection
 
 if TYPE_CHECKING:
     from clawgym_env.policy import Policy
@@ -56,3 +57,16 @@ class TakesSchedule(Protocol):
 
     def scale_learning_rate(self, factor: float) -> None:
         """Take the next updates at `factor` times the learning rate given at construction."""
+
+
+@runtime_checkable
+class TrainsCalls(Protocol):
+    """A learner that says which calls it trains, and by how much an update raises `Engine.policy_version`."""
+
+    @property
+    def selection(self) -> Selection:
+        """Which calls' tokens are trained."""
+
+    @property
+    def updates_per_batch(self) -> int:
+        """Weight updates of one `update`, at most."""

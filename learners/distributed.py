@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from clawgym_env.engine.base import Engine, Generation, SamplingParams, TokenIds
 from clawgym_env.errors import EngineError
 from clawgym_env.rollout import Rollout
+from clawgym_env.trace.prefix_tree import Selection
 from learners.base import LearnerState
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ def lead(learner: L, train: Callable[[L], None]) -> None:
     Args:
         learner: made by every process in the same way.
         train: gets the learner of rank 0, on which it may call `update`, `pretrain_value`, `scale_learning_rate`,
-            `state_dict`, `load_state_dict`, `engine` and `policy`.
+            `state_dict`, `load_state_dict` and `engine`, and whose `policy`, `selection` and `updates_per_batch` it may
+            read.
     """
     if learner.processes.size == 1:
         train(learner)
@@ -93,6 +95,14 @@ class _Leader:
     @property
     def policy(self) -> Policy:
         return self._learner.policy
+
+    @property
+    def selection(self) -> Selection:
+        return self._learner.selection
+
+    @property
+    def updates_per_batch(self) -> int:
+        return self._learner.updates_per_batch
 
     def engine(self) -> Engine:
         return self._learner.engine()

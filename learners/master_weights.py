@@ -7,8 +7,6 @@ after a step every half-precision parameter is its master, rounded; others have 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, nn
 
@@ -51,6 +49,12 @@ class MasterWeights:
         for parameter, master in self._masters.items():
             parameter.grad = master.grad = None
 
-    def tensors(self) -> Sequence[Tensor]:
-        """Return the masters in the order in which they were made, live."""
-        return [master.detach() for master in self._masters.values()]
+    def exact(self, module: nn.Module) -> dict[str, Tensor]:
+        """Return the parameters of a module by name, live, each at the precision in which it is moved."""
+        named = module.named_parameters()
+        return {name: self._masters.get(parameter, parameter).detach() for name, parameter in named}
+
+    def held(self, parameter: nn.Parameter) -> list[Tensor]:
+        """Return what holds a parameter: itself, and its master if it has one."""
+        master = self._masters.get(parameter)
+        return [parameter.detach()] if master is None else [parameter.detach(), master.detach()]

@@ -244,8 +244,9 @@ class PolicyGradientLearner(ABC):
             group["lr"] = group.setdefault("initial_lr", group["lr"]) * factor
 
     def state_dict(self) -> LearnerState:
-        """Return parameters (frozen ones too), optimizer state, policy version and, with a KL penalty, the reference.
+        """Return parameters, optimizer state, policy version and, with a KL penalty, the reference.
 
+        Frozen parameters are among them, and those of half precision are fp32, in which they are moved.
         Tensors are the live ones. With a mesh they are whole copies on rank 0, and without data elsewhere: what a
         single process would return, and good for any number of them.
         """
@@ -263,10 +264,9 @@ class PolicyGradientLearner(ABC):
 
     def _state(self) -> dict[str, object]:
         state = {
-            "parameters": parameters_of(self._module),
+            "parameters": self._masters.exact(self._module),
             "optimizer": self._optimizer.state_dict(),
             "policy_version": self.policy.version,
-            "masters": self._masters.tensors(),
         }
         return state if self._reference is None else {**state, "reference": parameters_of(self._reference)}
 
@@ -279,17 +279,7 @@ class PolicyGradientLearner(ABC):
                 "state into a learner of the same policy and the same `lora`."
             )
 
-        masters = cast(Sequence[Tensor], state.get("masters", ()))
-        own_masters = self._masters.tensors()
-        require(
-            len(masters) == len(own_masters),
-            f"a state with fp32 weights of {len(own_masters)} half-precision parameters",
-            len(masters),
-        )
-
         def apply() -> None:
-            for master, saved in zip(own_masters, masters, strict=True):
-                master.copy_(self.processes.like(master, saved))
             # Frozen ones too: a checkpoint's folder, from which the policy may come, has adapters merged into them.
             self._restore(self._module, parameters)
             if self._reference is not None and "reference" in state:
@@ -301,9 +291,10 @@ class PolicyGradientLearner(ABC):
         self.policy.version = cast(int, state["policy_version"])
 
     def _restore(self, module: nn.Module, saved: Mapping[str, Tensor]) -> None:
-        """Put saved parameters into a module."""
-        for name, parameter in parameters_of(module).items():
-            parameter.copy_(self.processes.like(parameter, saved[name]))
+        """Put saved parameters into a module, and into their masters."""
+        for name, parameter in module.named_parameters():
+            for held in self._masters.held(parameter):
+                held.copy_(self.processes.like(held, saved[name]))
 
     def _sharded_optimizer(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return the optimizer's part of a saved state with its tensors as the parameters are that they belong to."""

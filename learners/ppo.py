@@ -155,7 +155,7 @@ class TreePPO(PolicyGradientLearner):
         fit.add(hidden, target, batch.weights)
 
     def _state(self) -> dict[str, object]:
-        return {**super()._state(), "critic": parameters_of(self.critic)}
+        return {**super()._state(), "critic": self._masters.exact(self.critic)}
 
     def _load_state(self, state: LearnerState) -> None:
         saved, own = cast(Mapping[str, Tensor], state.get("critic", {})), parameters_of(self.critic)

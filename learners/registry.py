@@ -59,8 +59,12 @@ def make_learner(spec: LearnerLike, policy: Policy | None = None, **settings: An
 
 
 def _find(spec: str) -> Callable[..., object]:
-    known = {point.name: point.value for point in entry_points(group=ENTRY_POINTS)} | LEARNERS
-    if ":" not in spec and spec not in known:
-        raise UnknownName("learner", spec, known)
-    found: Callable[..., object] = load(known.get(spec, spec))
+    found: Callable[..., object]
+    if spec in LEARNERS or ":" in spec:
+        found = load(LEARNERS.get(spec, spec))
+        return found
+    theirs = entry_points(group=ENTRY_POINTS)
+    if spec not in theirs.names:
+        raise UnknownName("learner", spec, (*LEARNERS, *theirs.names))
+    found = theirs[spec].load()
     return found

@@ -20,6 +20,7 @@ from clawgym_env.testing import FakeBackend, InProcessHarness
 from clawgym_env.trace.prefix_tree import Selection
 from learners.async_trainer import AsyncTrainer
 from learners.callbacks import Callback
+from learners.distributed import _Leader
 from learners.grpo import TreeGRPO
 from learners.metrics_log import read_metrics
 from learners.run_state import TrainingError
@@ -225,8 +226,29 @@ def test_a_negative_bound_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_bound_below_the_steps_on_one_batch_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"max_staleness.*updates_per_batch=3"):
+    with pytest.raises(TrainingError, match=r"max_staleness.*at least 3.*updates_per_batch"):
         train(tmp_path, make_learner(updates_per_batch=3), max_staleness=2)
+
+
+def test_a_learner_of_another_kind_is_refused_when_it_shows_that_it_takes_more_steps(tmp_path: Path) -> None:
+    class Foreign:
+        """Says nothing of its steps."""
+
+        def __init__(self, learner: TreeGRPO) -> None:
+            for name in ("engine", "update", "state_dict", "load_state_dict"):
+                setattr(self, name, getattr(learner, name))
+
+    learner: Any = Foreign(make_learner(updates_per_batch=3))
+    with pytest.raises(TrainingError, match="at least 3"):
+        train(tmp_path, learner, max_staleness=2)
+
+
+def test_the_leader_of_several_processes_is_taken_for_its_learner(tmp_path: Path) -> None:
+    leader: Any = _Leader(make_learner(updates_per_batch=3, selection=Selection(max_leaves=64)))
+    with pytest.raises(TrainingError, match="updates_per_batch"):
+        train(tmp_path, leader, max_staleness=2)
+    with closing(make_envs(leader, tmp_path)) as envs:
+        assert AsyncTrainer(leader, envs, num_updates=1, max_staleness=3)._selection.max_leaves == 64
 
 
 def test_it_counts_by_the_selection_of_its_learner(tmp_path: Path) -> None:

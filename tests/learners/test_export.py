@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 from learner_fakes import Turn, make_rollout
 
 from clawgym_env.engine.base import SamplingParams
-from clawgym_env.trace.prefix_tree import Selection
+from clawgym_env.trace.calls import CallTiming
+from clawgym_env.trace.prefix_tree import PrefixTree, Selection
 from learners.export import slime_rows, trl_rows, verl_rows, write_jsonl
 
 BRANCHED = make_rollout(
@@ -44,7 +46,9 @@ def test_every_trained_token_has_mask_1_once() -> None:
 def test_verl_rows_count_turns_and_name_the_group() -> None:
     first, second, plain = verl_rows(ALL)
     assert [row["num_turns"] for row in (first, second, plain)] == [4, 2, 2]
-    assert set(first["metrics"]) <= {"generate_sequences", "tool_calls", "compute_score", "num_preempted"}
+    timing = CallTiming(arrived_s=1.0, generated_s=3.5, delivered_s=4.0)
+    timed = replace(BRANCHED, tree=PrefixTree([replace(call, timing=timing) for call in BRANCHED.tree]))
+    assert [row["metrics"] for row in verl_rows([timed])] == [{"generate_sequences": seconds} for seconds in (5.0, 2.5)]
     assert first["response_logprobs"] == [-0.5, -1.5, 0.0, -0.25]
     assert first["reward_score"] == 0.75
     assert first["extra_fields"]["uid"] == second["extra_fields"]["uid"] == "g"

@@ -84,6 +84,34 @@ class Idle(TreeGRPO):
         return {}
 
 
+class Counts(TreeGRPO):
+    updates = 0
+
+    def update(self, rollouts: Sequence[Rollout]) -> dict[str, float]:
+        self.updates += 1
+        return super().update(rollouts)
+
+    def state_dict(self) -> Mapping[str, object]:
+        return {**super().state_dict(), "updates": torch.tensor(float(self.updates))}
+
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
+        super().load_state_dict(state)
+        self.updates = int(state["updates"])  # type: ignore[call-overload]
+
+
+class Slotted(ScriptedPolicy):
+    """Has no place for an attribute that its class does not name."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name == "update_weights":
+            raise AttributeError(name)
+        super().__setattr__(name, value)
+
+
+def test_a_learner_that_counts_and_an_engine_that_takes_no_attributes_keep_the_contract() -> None:
+    check_learner(lambda policy: Counts(policy, engine=Slotted(policy, ["x"]), learning_rate=0.01))
+
+
 @pytest.mark.parametrize(
     ("broken", "complaint"),
     [
