@@ -68,6 +68,15 @@ def train(name: str, learner: PolicyGradientLearner) -> dict[str, Any]:
     return {"metrics": metrics, "first": first, "last": dict(learner.state_dict()), "weights": weights}
 
 
+def trained_in_half_precision(mesh: DeviceMesh | None = None, *, seed: int = 0) -> PolicyGradientLearner:
+    policy = make_policy(seed=seed)
+    policy.module.to(torch.bfloat16)
+    learner = TreePPO(policy, engine=CountingEngine(policy), mesh=mesh, critic="separate")
+    for _ in range(2):
+        learner.update(BATCH)
+    return learner
+
+
 CHAT = [one_call_rollout([1, 2], [3, 4, 5], 1.0), one_call_rollout([1, 2], [6], 0.2, group="h")]
 
 
@@ -103,6 +112,9 @@ def main(folder: Path) -> None:
             (folder / f"metrics-{index}-{rank}.json").write_text(json.dumps(result.pop("metrics")))
             if rank == 0:
                 torch.save(result, folder / f"result-{index}.pt")
+        half = dict(trained_in_half_precision(mesh, seed=rank).state_dict())
+        if rank == 0:
+            torch.save(half, folder / "half.pt")
         lead(make_chat_learner(mesh, seed=rank), take_over(None, folder / "two", 2))
         lead(make_chat_learner(mesh, seed=1), take_over(folder / "one", folder / "one-two", 2))
         again = make_chat_learner(mesh, seed=1)

@@ -18,7 +18,7 @@ import pytest
 import torch
 from learner_fakes import make_policy
 from safetensors.torch import load_file
-from sharded_run import SCENARIOS, make_chat_learner, make_learner, take_over, train
+from sharded_run import SCENARIOS, make_chat_learner, make_learner, take_over, train, trained_in_half_precision
 
 from clawgym_env.engine.base import Engine, SamplingParams
 from clawgym_env.errors import EngineError
@@ -92,6 +92,20 @@ def test_metrics_are_those_of_the_whole_batch_on_every_rank(runs: Path, name: st
     for mine, others, single in zip(first, second, alone(name)["metrics"], strict=True):
         assert timeless(mine) == timeless(others)
         assert timeless(mine) == pytest.approx(timeless(single), rel=1e-3, abs=1e-5)
+
+
+def test_half_precision_is_moved_in_fp32_on_every_shard(runs: Path) -> None:
+    """By steps that two processes and one round apart, but far less than they are long, and bf16 would lose."""
+    two, learner = torch.load(runs / "half.pt", weights_only=True), trained_in_half_precision()
+    one: Any = learner.state_dict()
+    begun = {name: tensor.bfloat16().float() for name, tensor in parameters_of(make_policy().module).items()}
+    flat = [
+        torch.cat([part[name].flatten() for name in begun]) for part in (begun, one["parameters"], two["parameters"])
+    ]
+    assert {tensor.dtype for tensor in flat} == {torch.float32}
+    assert 0 < (flat[2] - flat[1]).norm() < 0.2 * (flat[1] - flat[0]).norm()
+    learner.load_state_dict(two)
+    torch.testing.assert_close(dict(learner.state_dict()), two, rtol=0, atol=0)
 
 
 def test_a_checkpoint_is_the_folder_that_one_process_writes(runs: Path) -> None:
