@@ -21,7 +21,7 @@ from typing import TypedDict
 from clawgym_env.rollout import TRUNCATED, Rollout
 from clawgym_env.trace.calls import ModelCall
 from clawgym_env.trace.prefix_tree import Selection, TokenRow
-from learners.rows import exclusion_under, trained_rows
+from learners.rows import exclusion_under, refuse_relayed, trained_rows
 
 
 class TrlRow(TypedDict):
@@ -98,7 +98,8 @@ def trl_rows(rollouts: Iterable[Rollout], selection: Selection = Selection()) ->
     """Yield the rows of all rollouts that a learner with this selection would train on.
 
     Raises:
-        ValueError: a trained call was sampled with top-p, top-k or temperature 0.
+        ValueError: a trained call was sampled with top-p, top-k or temperature 0, or a rollout was relayed and is not
+            marked so.
     """
     for rollout, row in _splits(rollouts, selection):
         yield TrlRow(
@@ -159,6 +160,8 @@ def write_jsonl(rows: Iterable[Mapping[str, object]], file: Path) -> int:
 
 def _splits(rollouts: Iterable[Rollout], selection: Selection) -> Iterator[tuple[Rollout, _Split]]:
     for rollout in rollouts:
+        if rollout.exclusion != "relayed":
+            refuse_relayed(rollout)
         if exclusion_under(rollout, selection) is None:
             for row in trained_rows(rollout, selection):
                 yield rollout, _split(row)
