@@ -32,10 +32,10 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 BREAK_EVEN = 1.05
 """Flat tokens per packed token from which on a forest is faster than flat rows.
 
-As found by `benchmarks/forest.py --policy tiny --part break-even --row-tokens 512 --no-per-call`: CPU time of flat rows
-over that of forests at ratios of 1.00, 1.03, 1.06, 1.12 and 1.28 is 0.92, 1.09, 1.03, 1.09 and 1.09. Best of 5,
-interleaved, on two cores at a load average of 55, so each is good to about a tenth; an earlier run found 0.81 at 1.03,
-and no less than 1.00 from 1.06 on, as here. Not measured on a larger policy, where products outweigh all else.
+CPU time of flat rows over that of forests at ratios of 1.00, 1.03, 1.06, 1.12 and 1.28, best of interleaved runs on two
+cores that others shared, so each is good to some hundredths: 0.93, 0.92, 1.05, 1.02 and 1.26 for SmolLM2 cut to 8 layers
+(`benchmarks/forest.py --part break-even --row-tokens 512 --repeats 3 --no-per-call`); 0.92, 1.09, 1.03, 1.09 and 1.09 for
+tiny (`--policy tiny`, 5 repeats).
 """
 
 Ints: TypeAlias = npt.NDArray[np.int64]
