@@ -32,10 +32,10 @@ PACKINGS: tuple[Packing, ...] = get_args(Packing)
 BREAK_EVEN = 1.05
 """Flat tokens per packed token from which on a forest is faster than flat rows.
 
-CPU time of flat rows over that of forests at ratios of 1.00, 1.03, 1.06, 1.12 and 1.28, best of interleaved runs on two
-cores that others shared, so each is good to some hundredths: 0.93, 0.92, 1.05, 1.02 and 1.26 for SmolLM2 cut to 8 layers
-(`benchmarks/forest.py --part break-even --row-tokens 512 --repeats 3 --no-per-call`); 0.92, 1.09, 1.03, 1.09 and 1.09 for
-tiny (`--policy tiny`, 5 repeats).
+CPU time of flat rows over that of forests at ratios of 1.00, 1.03, 1.06, 1.12 and 1.28, best of interleaved runs on
+two cores that others shared, so each is good to some hundredths: 0.93, 0.92, 1.05, 1.02 and 1.26 for SmolLM2 cut to 8
+layers (`benchmarks/forest.py --part break-even --row-tokens 512 --repeats 3 --no-per-call`); 0.92, 1.09, 1.03, 1.09 and
+1.09 for tiny (`--policy tiny`, 5 repeats).
 """
 
 Ints: TypeAlias = npt.NDArray[np.int64]
