@@ -52,12 +52,11 @@ class BodyReader:
     def __init__(self) -> None:
         self._latest: Latest[_ReadBody] = Latest()
         self._compared: tuple[bytes, _ReadBody | None, int] | None = None
-        """The body that was last asked about, and what it has most in common with."""
+        """The body that was last asked about and is still to be read, and what it has most in common with."""
 
     def num_known(self, body: bytes) -> int:
         """Return how many bytes of a body need not be parsed again, as far as that can be seen at a glance."""
-        before, shared = self._latest.nearest(lambda known: _in_common(known, body))
-        self._compared = body, before, shared
+        before, shared = self._nearest(body)
         return 0 if before is None or not _may_go_on(before, body, shared) else shared
 
     def read_object(self, body: bytes, name: str, dialect: Dialect) -> dict[str, Json]:
@@ -67,6 +66,7 @@ class BodyReader:
             ProxyError: it is not an object.
         """
         before, shared = self._nearest(body)
+        self._compared = None
         known = before is not None and (before.name, before.dialect) == (name, dialect)
         read = _go_on(before, body, shared) if before is not None and known else None
         if read is None:
@@ -95,10 +95,12 @@ class BodyReader:
         return [message for group in messages for message in group]
 
     def _nearest(self, body: bytes) -> tuple[_ReadBody | None, int]:
-        compared, self._compared = self._compared, None
-        if compared is not None and compared[0] is body:
-            return compared[1:]
-        return self._latest.nearest(lambda known: _in_common(known, body))
+        compared = self._compared
+        if compared is None or compared[0] is not body:
+            compared = body, *self._latest.nearest(lambda known: _in_common(known, body))
+            if len(body) <= LONGEST_KEPT:
+                self._compared = compared
+        return compared[1:]
 
 
 def _in_common(known: _ReadBody, body: bytes) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ class Counts(TreeGRPO):
 
     def load_state_dict(self, state: Mapping[str, object]) -> None:
         super().load_state_dict(state)
-        self.updates = int(state["updates"])  # type: ignore[call-overload]
+        self.updates = int(cast(torch.Tensor, state["updates"]))
 
 
 class Slotted(ScriptedPolicy):

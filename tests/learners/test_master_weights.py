@@ -79,8 +79,10 @@ def test_what_something_else_has_moved_is_not_moved_back() -> None:
     policy = small_policy()
     policy.module.to(torch.bfloat16)
     learner = TreeGRPO(policy, engine=CountingEngine(policy))
+    begun = state(policy)
     finetune(policy, pair(), num_epochs=3)
     taught = state(policy)
+    assert moved(begun, policy) > 1e-2
     learner.update(pair())
     assert moved(taught, policy) < 1e-3
 
@@ -91,8 +93,9 @@ def test_a_state_is_good_for_a_policy_of_another_precision(dtypes: list[torch.dt
     first, second = (make_grpo(policy_of(dtype)) for dtype in dtypes)
     for _ in range(3):
         first.update(pair())
-    second.load_state_dict(first.state_dict())
+    saved: Any = first.state_dict()
+    second.load_state_dict(saved)
     for name, tensor in second.policy.module.named_parameters():
-        assert torch.equal(tensor, first.state_dict()["parameters"][name].to(tensor.dtype))  # type: ignore[index]
+        assert torch.equal(tensor, saved["parameters"][name].to(tensor.dtype))
     torch.testing.assert_close(second.state_dict(), first.state_dict(), rtol=0, atol=0)
     second.update(pair())

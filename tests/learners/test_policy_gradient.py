@@ -256,6 +256,17 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy(logits: int, monkeypatch:
     assert [metrics["loss/entropy"], metrics["entropy"]] == pytest.approx([entropy.item()] * 2, rel=1e-5)
 
 
+@pytest.mark.parametrize(("tis_mode", "share"), [("mask", 0.25), ("truncate", 0.0)])
+def test_a_token_that_is_rarer_here_is_left_out_by_the_mask_alone(tis_mode: str, share: float) -> None:
+    policy = make_policy()
+    exact = [
+        dataclasses.replace(turn, logprobs=reply_logprobs(policy, [1, 2], turn.reply)) for turn in (GOOD[0], BAD[0])
+    ]
+    rarer = dataclasses.replace(exact[0], logprobs=[exact[0].logprobs[0] + 1.0, *exact[0].logprobs[1:]])
+    _, metrics = learn(pair([rarer], [exact[1]]), policy, tis_mode=tis_mode)
+    assert metrics["tis/clip_fraction"] == share
+
+
 def test_masked_tokens_leave_the_loss_but_not_its_normaliser() -> None:
     policy = make_policy()
     exact = [
